@@ -1,0 +1,21 @@
+//! fleetcron: cron for a fleet of servers.
+//!
+//! The life of a job, one module a step:
+//!
+//! ```text
+//! job file ──▶ store ──▶ planner ──▶ race ──▶ run ──▶ record
+//! jobfile.rs   store.rs  planner.rs  race.rs  run.rs  record.rs
+//! ```
+//!
+//! The modules stand in the order of their layers: a module may use those of its own layer that stand
+//! before it and all layers above it, as the table in `tests/it/layers.rs` checks.
+
+// Words: plain values, no I/O.
+
+// Thought: pure functions.
+
+// Hands: one piece of the world each.
+
+// Deeds: one step of the flow each.
+
+// Doors: where people come in.
