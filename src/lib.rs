@@ -11,6 +11,7 @@
 //! before it and all layers above it, as the table in `tests/it/layers.rs` checks.
 
 // Words: plain values, no I/O.
+pub mod schedule;
 
 // Thought: pure functions.
 
