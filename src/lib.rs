@@ -12,6 +12,10 @@
 
 // Words: plain values, no I/O.
 pub mod schedule;
+pub mod node;
+pub mod job;
+pub mod fire;
+pub mod record;
 
 // Thought: pure functions.
 
