@@ -18,8 +18,10 @@ pub mod fire;
 pub mod record;
 
 // Thought: pure functions.
+pub mod jobfile;
 
 // Hands: one piece of the world each.
+pub mod files;
 
 // Deeds: one step of the flow each.
 
