@@ -19,8 +19,11 @@ pub mod record;
 
 // Thought: pure functions.
 pub mod jobfile;
+pub mod planner;
 
 // Hands: one piece of the world each.
+pub mod fail_point;
+pub mod clock;
 pub mod files;
 
 // Deeds: one step of the flow each.

@@ -1,0 +1,98 @@
+//! The wall clock, read in one place so that a test can put another in its stead.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::schedule::Timestamp;
+
+/// Tells the wall-clock time. Cheap to copy; all copies tell the same.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    shift: Shift,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Shift {
+    /// The machine's own clock.
+    None,
+    /// The machine's clock, so many milliseconds ahead, or behind when negative.
+    Millis(i64),
+    /// From `origin`, at which it was `begun`, so many times as fast as real time.
+    Fast { begun: Instant, origin: Timestamp, times: u32 },
+}
+
+/// The environment variable by which tests set a node's clock: `-5s`, `+5s`, or `2026-10-25T00:55:00Z*600`, which
+/// begins there and runs 600 times as fast.
+pub const TEST_CLOCK: &str = "FLEETCRON_TEST_CLOCK";
+
+impl Clock {
+    pub fn system() -> Clock {
+        Clock { shift: Shift::None }
+    }
+
+    /// The clock that a test asks for, as [`TEST_CLOCK`] describes it.
+    ///
+    /// Errors: the text is not understood.
+    pub fn for_test(text: &str) -> Result<Clock, String> {
+        let odd = || format!("{TEST_CLOCK}={text:?}: want -5s, +5s or INSTANT*TIMES");
+        let shift = if let Some((origin, times)) = text.split_once('*') {
+            let origin = Timestamp::from(chrono::DateTime::parse_from_rfc3339(origin).map_err(|_| odd())?);
+            Shift::Fast { begun: Instant::now(), origin, times: times.parse().map_err(|_| odd())? }
+        } else {
+            let (sign, length) = match text.split_at_checked(1) {
+                Some(("-", length)) => (-1, length),
+                Some(("+", length)) => (1, length),
+                _ => return Err(odd()),
+            };
+            let length = humantime::parse_duration(length).map_err(|_| odd())?;
+            Shift::Millis(sign * i64::try_from(length.as_millis()).map_err(|_| odd())?)
+        };
+        Ok(Clock { shift })
+    }
+
+    pub fn now(&self) -> Timestamp {
+        match self.shift {
+            Shift::None => SystemTime::now().into(),
+            Shift::Millis(millis) => {
+                Timestamp::from(SystemTime::now()) + chrono::TimeDelta::milliseconds(millis)
+            }
+            Shift::Fast { begun, origin, times } => origin + begun.elapsed() * times,
+        }
+    }
+
+    /// How many times as fast as real time it runs.
+    pub fn pace(&self) -> u32 {
+        match self.shift {
+            Shift::Fast { times, .. } => times,
+            Shift::None | Shift::Millis(_) => 1,
+        }
+    }
+
+    /// How long to wait, at the most, until this clock shows `at`.
+    pub fn until(&self, at: Timestamp) -> Duration {
+        let left = (at - self.now()).to_std().unwrap_or_default();
+        left / self.pace().max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_may_shift_the_clock_or_let_it_run_fast() {
+        let real = Clock::system();
+        for (text, seconds) in [("-5s", -5), ("+1h", 3600)] {
+            let apart = Clock::for_test(text).unwrap().now() - real.now();
+            assert!(
+                (apart - chrono::TimeDelta::seconds(seconds)).abs() < chrono::TimeDelta::seconds(1),
+                "{apart}"
+            );
+        }
+        let fast = Clock::for_test("2026-10-25T00:55:00Z*60").unwrap();
+        let at = fast.now() + chrono::TimeDelta::minutes(1);
+        assert!(fast.until(at) <= Duration::from_secs(1));
+        for odd in ["", "5s", "-", "2026*x", "+5 parsecs"] {
+            assert!(Clock::for_test(odd).is_err(), "{odd:?}");
+        }
+    }
+}
