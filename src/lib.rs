@@ -25,6 +25,7 @@ pub mod planner;
 pub mod fail_point;
 pub mod clock;
 pub mod files;
+pub mod store;
 
 // Deeds: one step of the flow each.
 

@@ -1,4 +1,6 @@
 //! Everything that is tested from outside, in one binary.
 
+mod etcd;
 mod jobfile;
 mod schedule;
+mod store;

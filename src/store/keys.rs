@@ -1,0 +1,185 @@
+//! The keys of the store, as the table in the design has them. Nobody else spells one.
+
+use crate::fire::{Fire, FireId, Lane};
+use crate::job::{JobName, SourceName};
+use crate::node::NodeName;
+
+use super::KeyRange;
+
+/// The definition in force.
+pub fn job(name: &JobName) -> String {
+    format!("jobs/{name}")
+}
+
+pub fn jobs() -> KeyRange {
+    KeyRange::prefix("jobs/")
+}
+
+pub fn source(name: &SourceName) -> String {
+    format!("sources/{name}")
+}
+
+pub fn sources() -> KeyRange {
+    KeyRange::prefix("sources/")
+}
+
+/// The floor of a lane: every scheduled fire up to it is decided.
+pub fn floor(job: &JobName, lane: &Lane) -> String {
+    format!("decided/{job}/{lane}")
+}
+
+/// The floors of all lanes of a job.
+pub fn floors_of(job: &JobName) -> KeyRange {
+    KeyRange::prefix(format!("decided/{job}/"))
+}
+
+pub fn status(job: &JobName, lane: &Lane) -> String {
+    format!("status/{job}/{lane}")
+}
+
+pub fn statuses_of(job: &JobName) -> KeyRange {
+    KeyRange::prefix(format!("status/{job}/"))
+}
+
+pub fn statuses() -> KeyRange {
+    KeyRange::prefix("status/")
+}
+
+pub fn node(name: &NodeName) -> String {
+    format!("nodes/{name}")
+}
+
+pub fn nodes() -> KeyRange {
+    KeyRange::prefix("nodes/")
+}
+
+pub fn epoch(name: &NodeName) -> String {
+    format!("epochs/{name}")
+}
+
+/// The lock of a fire that is being dealt with.
+pub fn lock(fire: &Fire) -> String {
+    format!("locks/{}", path(fire))
+}
+
+pub fn locks() -> KeyRange {
+    KeyRange::prefix("locks/")
+}
+
+/// All locks of a job, in every lane: the trailing slash keeps `a` apart from `a-b`.
+pub fn locks_of(job: &JobName) -> KeyRange {
+    KeyRange::prefix(format!("locks/{job}/"))
+}
+
+/// The record of a fire.
+pub fn record(fire: &Fire) -> String {
+    format!("history/{}", path(fire))
+}
+
+pub fn records() -> KeyRange {
+    KeyRange::prefix("history/")
+}
+
+pub fn records_of(job: &JobName) -> KeyRange {
+    KeyRange::prefix(format!("history/{job}/"))
+}
+
+/// A true result that came after somebody else had closed the fire.
+pub fn late_record(fire: &Fire, node_start: impl std::fmt::Display, attempt: u32) -> String {
+    format!("history/{}/late-{node_start}-{attempt}", path(fire))
+}
+
+pub fn paused(job: &JobName) -> String {
+    format!("paused/{job}")
+}
+
+/// All pauses, also that of all jobs.
+pub fn pauses() -> KeyRange {
+    KeyRange::prefix("paused/")
+}
+
+/// A job's name cannot begin with a tilde.
+pub fn all_paused() -> String {
+    "paused/~all".to_owned()
+}
+
+pub fn drained(node: &NodeName) -> String {
+    format!("drained/{node}")
+}
+
+/// A request to start a job, named by the id of the fire it asks for.
+pub fn request(fire: &Fire) -> String {
+    format!("requests/{}/{}", fire.job, fire.id)
+}
+
+pub fn requests() -> KeyRange {
+    KeyRange::prefix("requests/")
+}
+
+/// The fire that a key of `locks/` or `history/` is about; none for keys that are about something else.
+pub fn fire_of(key: &str) -> Option<Fire> {
+    let mut parts = key.split('/');
+    let (Some("locks" | "history"), Some(job), Some(lane), Some(id), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    Some(Fire { job: job.parse().ok()?, lane: lane.parse().ok()?, id: id.parse().ok()? })
+}
+
+/// The fire that a key of `requests/` asks for; none for requests of another kind.
+pub fn fire_requested(key: &str) -> Option<Fire> {
+    let (job, id) = key.strip_prefix("requests/")?.split_once('/')?;
+    // A scheduled fire is never asked for: it would run before its time.
+    let id @ FireId::Manual(_) = id.parse().ok()? else { return None };
+    Some(Fire::new(job.parse().ok()?, id))
+}
+
+/// What a key of `jobs/`, `nodes/` or `sources/` names: all behind the first segment, so that a key that somebody put
+/// deeper than ours lie does not pass for another's.
+pub fn name_of(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(_, name)| name)
+}
+
+fn path(fire: &Fire) -> String {
+    format!("{}/{}/{}", fire.job, fire.lane, fire.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fire_is_read_back_from_its_keys() {
+        for (lane, id) in [("-", "20261130T020000Z"), ("@db-1", "m-01ARZ3NDEKTSV4RRFFQ69G5FAV")] {
+            let fire =
+                Fire { job: "a.b".parse().unwrap(), lane: lane.parse().unwrap(), id: id.parse().unwrap() };
+            assert_eq!(fire_of(&lock(&fire)), Some(fire.clone()));
+            assert_eq!(fire_of(&record(&fire)), Some(fire.clone()));
+            assert_eq!(fire_of(&late_record(&fire, "x", 1)), None);
+        }
+        for key in
+            ["", "locks/a", "jobs/a/-/20261130T020000Z", "locks/a/-/nonsense", "locks/A/-/20261130T020000Z"]
+        {
+            assert_eq!(fire_of(key), None, "{key}");
+        }
+        let asked = Fire::new("a".parse().unwrap(), "m-01ARZ3NDEKTSV4RRFFQ69G5FAV".parse().unwrap());
+        assert_eq!(fire_requested(&request(&asked)), Some(asked));
+        assert_eq!(fire_requested("requests/a/cancel-20261130T020000Z"), None);
+        assert_eq!(fire_requested("requests/a/20261130T020000Z"), None);
+    }
+
+    #[test]
+    fn a_key_that_lies_too_deep_names_nothing() {
+        assert_eq!(name_of(&job(&"a.b".parse().unwrap())), "a.b");
+        assert!(name_of("jobs/deep/er").parse::<JobName>().is_err());
+    }
+
+    #[test]
+    fn the_locks_of_a_job_are_not_those_of_a_longer_name() {
+        let of = |job: &str| lock(&Fire::new(job.parse().unwrap(), "20261130T020000Z".parse().unwrap()));
+        let range = locks_of(&"a".parse().unwrap());
+        assert!(range.contains(&of("a")));
+        assert!(!range.contains(&of("a-b")) && !range.contains(&of("a.b")) && !range.contains(&of("ab")));
+    }
+}

@@ -1,0 +1,629 @@
+//! The stored forms: what the values of the store look like, kept apart from the types the program works with.
+//!
+//! Each is JSON with a version in `v`. A sample of every released form lies in `tests/it/golden` and is read for
+//! ever. Instants are RFC 3339 in UTC, durations whole milliseconds, sizes bytes. Unknown fields are passed over,
+//! so that a later release may add some while a fleet is upgraded.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::fire::Fire;
+use crate::job::{CREDENTIALS, Command, Job, JobName, Keep, Limit, Overlap, SourceName, Terms};
+use crate::node::{Labels, NodeName, NodeStart};
+use crate::record::{Outcome, Record, RunFacts, Usage, Writer};
+use crate::schedule::{Calendar, CalendarText, Dates, Schedule, Timestamp, Zone};
+
+/// The version that this release writes of every form.
+const VERSION: u32 = 1;
+
+/// A stored value that this release cannot read. A person must look at it; nothing else is held up by it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{key} cannot be read by this release: {why}")]
+pub struct Unreadable {
+    pub key: String,
+    pub why: String,
+}
+
+/// A job as the store holds it: the definition in force, whose it is, and since when its schedule counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Definition {
+    pub job: Job,
+    pub source: SourceName,
+    /// When it was made, or its schedule last changed: nothing before has been missed.
+    pub since: Timestamp,
+}
+
+impl Definition {
+    pub fn encode(&self) -> Vec<u8> {
+        encode(&DefinitionForm {
+            v: VERSION,
+            source: self.source.to_string(),
+            since: self.since,
+            job: JobForm::of(&self.job),
+        })
+    }
+
+    /// Reads a value of `jobs/`, whose key names the job.
+    pub fn decode(key: &str, value: &[u8]) -> Result<Definition, Unreadable> {
+        let form: DefinitionForm = decode(key, value)?;
+        let unreadable = |why: String| Unreadable { key: key.to_owned(), why };
+        let name = super::keys::name_of(key).parse::<JobName>().map_err(|e| unreadable(e.to_string()))?;
+        let source = form.source.parse::<SourceName>().map_err(|e| unreadable(e.to_string()))?;
+        let job = form.job.into_job(name).map_err(unreadable)?;
+        Ok(Definition { job, source, since: form.since })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct DefinitionForm {
+    v: u32,
+    source: String,
+    since: Timestamp,
+    job: JobForm,
+}
+
+/// A job's fields. The digest of a source is taken over these, so their order and names are part of the form.
+#[derive(Serialize, Deserialize)]
+struct JobForm {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    description: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    schedule: Vec<String>,
+    timezone: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    end_at: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    skip_dates: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    only_dates: Option<Vec<String>>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    splay: u64,
+    command: CommandForm,
+    enabled: bool,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    env: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    workdir: Option<String>,
+    shell: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    timeout: Option<u64>,
+    kill_after: u64,
+    overlap: OverlapForm,
+    success_exit: BTreeSet<u8>,
+    keep: KeepForm,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    user: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    umask: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nice: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ionice: Option<String>,
+    /// By name; null is no limit.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    limits: BTreeMap<String, Option<u64>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stdin: Option<String>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    no_new_privs: bool,
+    #[serde(default, skip_serializing_if = "is_false")]
+    kill_leftovers: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    env_file: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    env_from: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    redact: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    timestamps: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    was: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum CommandForm {
+    Shell(String),
+    Argv(Vec<String>),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum OverlapForm {
+    Skip,
+    Allow,
+}
+
+#[derive(Serialize, Deserialize)]
+struct KeepForm {
+    records: u32,
+    days: u32,
+    output: u64,
+}
+
+impl JobForm {
+    fn of(job: &Job) -> JobForm {
+        let calendar = job.schedule.calendar().cloned().unwrap_or_default();
+        let dates = |dates: &[Dates]| dates.iter().map(Dates::to_string).collect();
+        JobForm {
+            description: job.description.clone(),
+            owner: job.owner.clone(),
+            schedule: job.schedule.texts().to_vec(),
+            timezone: job.schedule.zone().to_string(),
+            start_at: calendar.start_at().map(instant),
+            end_at: calendar.end_at().map(instant),
+            skip_dates: dates(calendar.skip_dates()),
+            only_dates: calendar.only_dates().map(dates),
+            splay: millis(job.splay),
+            command: match &job.command {
+                Command::Shell(text) => CommandForm::Shell(text.clone()),
+                Command::Argv(words) => CommandForm::Argv(words.clone()),
+            },
+            enabled: job.enabled,
+            env: job.env.clone(),
+            workdir: job.workdir.clone(),
+            shell: job.shell.clone(),
+            timeout: job.timeout.map(millis),
+            kill_after: millis(job.kill_after),
+            overlap: match job.overlap {
+                Overlap::Skip => OverlapForm::Skip,
+                Overlap::Allow => OverlapForm::Allow,
+            },
+            success_exit: job.success_exit.clone(),
+            keep: KeepForm { records: job.keep.records, days: job.keep.days, output: job.keep.output },
+            user: job.terms.user.clone(),
+            group: job.terms.group.clone(),
+            umask: job.terms.umask,
+            nice: job.terms.nice,
+            ionice: job.terms.ionice.map(|ionice| ionice.to_string()),
+            limits: job.terms.limits.iter().map(|(limit, most)| (limit.word().to_owned(), *most)).collect(),
+            stdin: job.terms.stdin.clone(),
+            no_new_privs: job.terms.no_new_privs,
+            kill_leftovers: job.terms.kill_leftovers,
+            env_file: job.terms.env_file.clone(),
+            env_from: job.terms.credential.as_ref().map(|name| format!("{CREDENTIALS}{name}")),
+            redact: job.terms.redact.clone(),
+            timestamps: job.terms.timestamps,
+            was: job.was.as_ref().map(JobName::to_string),
+        }
+    }
+
+    fn into_job(self, name: JobName) -> Result<Job, String> {
+        let zone: Zone = self.timezone.parse().map_err(|error| format!("timezone: {error}"))?;
+        let schedule = Schedule::parse(&self.schedule, &zone, name.as_str()).map_err(|errors| {
+            errors.into_iter().map(|(_, error)| error.to_string()).collect::<Vec<_>>().join("; ")
+        })?;
+        let calendar = Calendar::parse(CalendarText {
+            start_at: self.start_at.as_deref(),
+            end_at: self.end_at.as_deref(),
+            skip_dates: &self.skip_dates,
+            only_dates: self.only_dates.as_deref(),
+        })
+        .map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+        if matches!(&self.command, CommandForm::Argv(words) if words.is_empty()) {
+            return Err("command: an empty list".to_owned());
+        }
+        let limits = self.limits.into_iter().map(|(name, most)| Ok((name.parse::<Limit>()?, most)));
+        let terms = Terms {
+            user: self.user,
+            group: self.group,
+            umask: self.umask,
+            nice: self.nice,
+            ionice: self
+                .ionice
+                .map(|text| text.parse().map_err(|why| format!("ionice: {why}")))
+                .transpose()?,
+            limits: limits.collect::<Result<_, String>>()?,
+            stdin: self.stdin,
+            no_new_privs: self.no_new_privs,
+            kill_leftovers: self.kill_leftovers,
+            env_file: self.env_file,
+            credential: self
+                .env_from
+                .map(|from| {
+                    from.strip_prefix(CREDENTIALS).map(str::to_owned).ok_or("env_from: not understood")
+                })
+                .transpose()?,
+            redact: self.redact,
+            timestamps: self.timestamps,
+        };
+        Ok(Job {
+            name,
+            description: self.description,
+            owner: self.owner,
+            schedule: schedule.within(calendar),
+            splay: Duration::from_millis(self.splay),
+            command: match self.command {
+                CommandForm::Shell(text) => Command::Shell(text),
+                CommandForm::Argv(words) => Command::Argv(words),
+            },
+            enabled: self.enabled,
+            env: self.env,
+            workdir: self.workdir,
+            shell: self.shell,
+            timeout: self.timeout.map(Duration::from_millis),
+            kill_after: Duration::from_millis(self.kill_after),
+            overlap: match self.overlap {
+                OverlapForm::Skip => Overlap::Skip,
+                OverlapForm::Allow => Overlap::Allow,
+            },
+            success_exit: self.success_exit,
+            keep: Keep { records: self.keep.records, days: self.keep.days, output: self.keep.output },
+            terms,
+            was: self.was.map(|was| was.parse().map_err(|error| format!("was: {error}"))).transpose()?,
+        })
+    }
+}
+
+/// What a set of jobs is, in 64 hexadecimal digits: the same for the same checked definitions, in every release
+/// that writes this version of them, whatever the files they came from look like.
+pub fn digest<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> String {
+    let forms: BTreeMap<String, JobForm> =
+        jobs.into_iter().map(|job| (job.name.to_string(), JobForm::of(job))).collect();
+    let mut text = String::new();
+    for byte in Sha256::digest(encode(&(VERSION, forms))) {
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+/// Whether two jobs are the same definition.
+pub fn same(one: &Job, other: &Job) -> bool {
+    one.name == other.name && encode(&JobForm::of(one)) == encode(&JobForm::of(other))
+}
+
+/// A value of `sources/`: what the store's definitions of a source are, and who put them there. Every transaction of
+/// a sync rewrites it, so that two syncs of one source cannot mix.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceState {
+    v: u32,
+    pub digest: String,
+    /// `user@host`, as a claim, not as proof.
+    pub by: String,
+    pub at: Timestamp,
+    /// The sync that wrote it, and which of its transactions.
+    pub sync: String,
+    pub step: u32,
+    /// Whether that was its last: if not, the definitions are not what the digest says yet.
+    pub complete: bool,
+}
+
+impl SourceState {
+    pub fn new(digest: String, by: String, at: Timestamp, sync: String) -> SourceState {
+        SourceState { v: VERSION, digest, by, at, sync, step: 0, complete: false }
+    }
+}
+
+/// A value of `nodes/`: a node that is registered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Presence {
+    v: u32,
+    #[serde(with = "as_text")]
+    pub node_start: NodeStart,
+    pub labels: Labels,
+    /// The release of fleetcron.
+    pub version: String,
+    /// The version of its time zone data.
+    pub tzdata: String,
+    pub slots: u32,
+    /// The digest of its own job files, by source, where it was given some.
+    #[serde(default)]
+    pub files: BTreeMap<String, String>,
+    /// The node's wall clock when it registered.
+    pub at: Timestamp,
+}
+
+/// What a node tells of itself.
+pub struct Facts<'a> {
+    pub node_start: NodeStart,
+    pub labels: &'a Labels,
+    pub slots: u32,
+    pub files: BTreeMap<String, String>,
+    pub at: Timestamp,
+}
+
+impl Presence {
+    pub fn new(facts: Facts<'_>) -> Presence {
+        Presence {
+            v: VERSION,
+            node_start: facts.node_start,
+            labels: facts.labels.clone(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            tzdata: crate::schedule::tzdata_version().to_owned(),
+            slots: facts.slots,
+            files: facts.files,
+            at: facts.at,
+        }
+    }
+}
+
+/// A value of `epochs/`: rewritten whenever transactions that are still on their way must not count any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Epoch {
+    v: u32,
+    #[serde(with = "as_text")]
+    pub node_start: NodeStart,
+    pub counter: u64,
+    /// The daemon that wrote it: two daemons with one state folder's copy differ in this.
+    pub instance: String,
+}
+
+impl Epoch {
+    pub fn new(node_start: NodeStart, counter: u64, instance: String) -> Epoch {
+        Epoch { v: VERSION, node_start, counter, instance }
+    }
+}
+
+/// A value of `locks/`: who deals with a fire, and the policy it was claimed under.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lock {
+    v: u32,
+    #[serde(with = "as_text")]
+    pub node: NodeName,
+    #[serde(with = "as_text")]
+    pub node_start: NodeStart,
+    pub attempt: u32,
+    pub state: LockState,
+    pub claimed_at: Timestamp,
+    pub promise: Promise,
+    /// The last instant at which an attempt may start.
+    pub last_start: Timestamp,
+    /// How long after its holder's last contact a run may go on, in milliseconds.
+    pub hold: Option<u64>,
+}
+
+impl Lock {
+    pub fn held(
+        node: NodeName,
+        node_start: NodeStart,
+        attempt: u32,
+        at: Timestamp,
+        last_start: Timestamp,
+    ) -> Lock {
+        Lock {
+            v: VERSION,
+            node,
+            node_start,
+            attempt,
+            state: LockState::Held,
+            claimed_at: at,
+            promise: Promise::AtLeastOnce,
+            last_start,
+            hold: Some(millis(DEFAULT_HOLD)),
+        }
+    }
+
+    /// Whether it is the lock of this very claim.
+    pub fn is_of(&self, node: &NodeName, node_start: NodeStart, attempt: u32) -> bool {
+        self.node == *node && self.node_start == node_start && self.attempt == attempt
+    }
+}
+
+/// The hold of a job that does not set one.
+pub const DEFAULT_HOLD: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LockState {
+    Held,
+    /// Between two attempts: nothing runs.
+    Waiting,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Promise {
+    AtLeastOnce,
+    AtMostOnce,
+}
+
+/// A value of `status/`: for people, never a proof.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    v: u32,
+    pub last_outcome: String,
+    /// The id of the fire that had it.
+    pub last_fire: String,
+    pub last_at: Timestamp,
+    #[serde(default)]
+    pub last_success: Option<Timestamp>,
+    pub failures_in_a_row: u32,
+}
+
+impl Status {
+    /// The status after a record, from the one before it.
+    pub fn after(before: Option<&Status>, record: &Record) -> Status {
+        let ended = record.run.as_ref().and_then(|run| run.ended_at).unwrap_or(record.written_at);
+        let failures = before.map_or(0, |status| status.failures_in_a_row);
+        let succeeded = record.outcome == Outcome::Succeeded;
+        Status {
+            v: VERSION,
+            last_outcome: record.outcome.to_string(),
+            last_fire: record.fire.id.to_string(),
+            last_at: ended,
+            last_success: if succeeded { Some(ended) } else { before.and_then(|status| status.last_success) },
+            failures_in_a_row: match record.outcome {
+                Outcome::Succeeded => 0,
+                // Not run at all: neither a failure nor the end of a row of them.
+                Outcome::Skipped | Outcome::Missed | Outcome::Refused => failures,
+                Outcome::Failed | Outcome::TimedOut | Outcome::Cancelled | Outcome::Lost => failures + 1,
+            },
+        }
+    }
+}
+
+/// A value of `requests/`: that a job be started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    v: u32,
+    /// `user@host`, as a claim, not as proof.
+    pub by: String,
+    pub at: Timestamp,
+}
+
+impl Request {
+    pub fn new(by: String, at: Timestamp) -> Request {
+        Request { v: VERSION, by, at }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct RecordForm {
+    v: u32,
+    outcome: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<RunForm>,
+    written_by: WriterForm,
+    written_at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tail: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RunForm {
+    #[serde(with = "as_text")]
+    node: NodeName,
+    #[serde(with = "as_text")]
+    node_start: NodeStart,
+    attempt: u32,
+    fencing_token: i64,
+    claimed_at: Timestamp,
+    started_at: Option<Timestamp>,
+    ended_at: Option<Timestamp>,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    #[serde(default)]
+    output_bytes: u64,
+    #[serde(default)]
+    output_left_out: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WriterForm {
+    #[serde(with = "as_text")]
+    node: NodeName,
+    #[serde(with = "as_text")]
+    node_start: NodeStart,
+}
+
+/// The stored form of a record; its fire is in the key.
+pub fn encode_record(record: &Record) -> Vec<u8> {
+    encode(&RecordForm {
+        v: VERSION,
+        outcome: record.outcome.to_string(),
+        reason: record.reason.clone(),
+        run: record.run.as_ref().map(|run| RunForm {
+            node: run.node.clone(),
+            node_start: run.node_start,
+            attempt: run.attempt,
+            fencing_token: run.fencing_token,
+            claimed_at: run.claimed_at,
+            started_at: run.started_at,
+            ended_at: run.ended_at,
+            exit_code: run.exit_code,
+            signal: run.signal,
+            output_bytes: run.output_bytes,
+            output_left_out: run.output_left_out,
+            usage: run.usage,
+        }),
+        written_by: WriterForm { node: record.writer.node.clone(), node_start: record.writer.node_start },
+        written_at: record.written_at,
+        tail: record.tail.clone(),
+    })
+}
+
+/// Reads the record of `fire`.
+pub fn decode_record(fire: Fire, key: &str, value: &[u8]) -> Result<Record, Unreadable> {
+    let form: RecordForm = decode(key, value)?;
+    let outcome = form.outcome.parse().map_err(|why| Unreadable { key: key.to_owned(), why })?;
+    Ok(Record {
+        fire,
+        outcome,
+        reason: form.reason,
+        run: form.run.map(|run| RunFacts {
+            node: run.node,
+            node_start: run.node_start,
+            attempt: run.attempt,
+            fencing_token: run.fencing_token,
+            claimed_at: run.claimed_at,
+            started_at: run.started_at,
+            ended_at: run.ended_at,
+            exit_code: run.exit_code,
+            signal: run.signal,
+            output_bytes: run.output_bytes,
+            output_left_out: run.output_left_out,
+            usage: run.usage,
+        }),
+        writer: Writer { node: form.written_by.node, node_start: form.written_by.node_start },
+        written_at: form.written_at,
+        tail: form.tail,
+    })
+}
+
+/// A value as JSON.
+pub fn encode(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("stored forms have only text keys")
+}
+
+/// A value from JSON. A later version is refused, not guessed at.
+pub fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> Result<T, Unreadable> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        v: u32,
+    }
+    let unreadable = |why: String| Unreadable { key: key.to_owned(), why };
+    let Versioned { v } = serde_json::from_slice(value).map_err(|error| unreadable(error.to_string()))?;
+    if v != VERSION {
+        return Err(unreadable(format!("its form has version {v}, this release knows {VERSION}")));
+    }
+    serde_json::from_slice(value).map_err(|error| unreadable(error.to_string()))
+}
+
+fn instant(at: Timestamp) -> String {
+    at.to_rfc3339_opts(chrono::SecondsFormat::AutoSi, true)
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// For words of ours that are stored as their text: `#[serde(with = "as_text")]`.
+mod as_text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<T: Display, S: Serializer>(word: &T, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(word)
+    }
+
+    pub fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
+    }
+}
