@@ -26,6 +26,8 @@ pub mod fail_point;
 pub mod clock;
 pub mod files;
 pub mod store;
+pub mod child;
+pub mod output;
 
 // Deeds: one step of the flow each.
 
