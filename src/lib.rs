@@ -28,6 +28,7 @@ pub mod files;
 pub mod store;
 pub mod child;
 pub mod output;
+pub mod guard;
 
 // Deeds: one step of the flow each.
 

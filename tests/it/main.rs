@@ -1,6 +1,7 @@
 //! Everything that is tested from outside, in one binary.
 
 mod etcd;
+mod guard;
 mod jobfile;
 mod schedule;
 mod store;

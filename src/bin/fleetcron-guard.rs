@@ -1,0 +1,18 @@
+//! The guard of one command; `fleetcron run` spawns it. See the library's `guard` module.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    let (Some(folder), None) = (arguments.next(), arguments.next()) else {
+        eprintln!("fleetcron-guard: started by fleetcron itself, with a run folder");
+        return ExitCode::from(2);
+    };
+    match fleetcron::guard::process::guard(folder.into()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fleetcron-guard: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The guard: the one small process that owns a command, and how a node speaks with it.
+//!
+//! A node makes a [run folder](folder), takes its lock and spawns `fleetcron-guard`, which inherits that lock.
+//! The guard starts the command, drains its output, ends it when it must end, writes to disk how it ended, and
+//! goes. The node listens to it over the folder's socket; when the node is gone the guard goes on, and the next
+//! one finds it by the folder.
+//!
+//! [`folder`] is what lies on disk, [`life`] and [`hold`] decide, [`process`] is the guard itself, [`link`] the node's side.
+
+mod env_file;
+pub mod folder;
+pub mod hold;
+pub mod life;
+pub mod link;
+pub mod process;
+mod terms;
+
+pub use folder::{Ended, FolderName, How, RunFolder, Spec};
+pub use hold::Contact;
+pub use link::{Guard, Heard};

@@ -1,0 +1,622 @@
+//! The guard process itself: one thread, one `poll`, no runtime.
+//!
+//! It inherits the run folder's lock as descriptor 0 and the listening socket as descriptor 1, and is told the
+//! folder as its only argument; neither the command nor its environment shows there.
+//!
+//! It adopts the orphans of its command, so the command and all it started are gone exactly when the guard has no
+//! child any more. What a command leaves behind when it ends by itself lives on; if that still holds the output, a
+//! small [drain](let_go) stays for it, without the lock: the run is over all the same.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{ForkResult, Pid, chdir, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe2, setsid};
+
+use super::folder::{EndLine, Ended, FolderLock, How, RunFolder, Spec, Started, VERSION, json};
+use super::hold::{Contact, Deadlines};
+use super::life::{Action, Event, Leftovers, State, Stop};
+use super::link::{Answer, Request};
+use super::terms;
+use crate::child::{self, ProcessId, plain};
+use crate::output;
+use crate::schedule::Timestamp;
+
+/// Runs the command of a run folder to its end.
+///
+/// Errors: it could not even begin, and nothing was started.
+pub fn guard(folder: PathBuf) -> io::Result<()> {
+    let inherited = Inherited::take()?;
+    // A session of its own: the terminal and the daemon's end do not reach it, nor the command.
+    setsid()?;
+    child::adopt_orphans()?;
+    let signals = take_signals()?;
+    // This clock goes on while the machine is suspended, and wakes us when it is back.
+    let clock = timerfd::ClockId::CLOCK_BOOTTIME;
+    let timer = TimerFd::new(clock, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+    let folder = RunFolder::at(folder);
+    let spec = inherited.lock.read_spec()?;
+    let started = Started {
+        v: VERSION,
+        boot: child::boot_id()?,
+        guard: ProcessId::own()?,
+        at: Timestamp::from(std::time::SystemTime::now()),
+    };
+    let end_line = inherited.lock.note_started(&started)?;
+    // From here on nothing makes it give up: it would leave its command alone.
+    if let Some(pipe) = Watch::start(folder, spec, end_line, inherited, signals, timer).watch() {
+        let_go(pipe);
+    }
+    Ok(())
+}
+
+/// What the daemon hands over: the lock is held for as long as this process lives.
+struct Inherited {
+    lock: FolderLock,
+    listener: UnixListener,
+    null: File,
+}
+
+impl Inherited {
+    /// Moves both away from the standard numbers and closes them to the command.
+    fn take() -> io::Result<Inherited> {
+        let move_away = |number| {
+            let moved = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+            // SAFETY: a descriptor that was just made and that nobody else knows.
+            if moved < 0 {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(unsafe { OwnedFd::from_raw_fd(moved) })
+            }
+        };
+        let lock = FolderLock::inherited(File::from(move_away(0)?));
+        let listener = UnixListener::from(move_away(1)?);
+        listener.set_nonblocking(true)?;
+        close_the_rest()?;
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        dup2_stdin(&null)?;
+        dup2_stdout(&null)?;
+        Ok(Inherited { lock, listener, null })
+    }
+}
+
+/// Marks every descriptor above the standard ones to be closed when the command is started: also those that whoever
+/// started the daemon left open.
+fn close_the_rest() -> io::Result<()> {
+    // SAFETY: changes flags of descriptors only.
+    let done = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
+    if done == 0 {
+        return Ok(());
+    }
+    // Kernels before 5.11 do not know it.
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        if let Some(fd) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
+            && fd > 2
+        {
+            // SAFETY: as above.
+            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+    Ok(())
+}
+
+/// Children's ends, and who would end the guard, come as a descriptor, so that one `poll` waits for everything. All
+/// other signals are blocked: a guard that is gone cannot keep its promise.
+fn take_signals() -> io::Result<SignalFd> {
+    SigSet::all().thread_block()?;
+    let mut set = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT] {
+        set.add(signal);
+    }
+    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// A command being watched.
+struct Watch {
+    folder: RunFolder,
+    spec: Spec,
+    end_line: EndLine,
+    inherited: Inherited,
+    signals: SignalFd,
+    timer: TimerFd,
+    state: State,
+    command: Option<Pid>,
+    status: Option<ExitStatus>,
+    /// What failed at the start, or who asked for the stop.
+    reason: Option<String>,
+    started_at: Option<Timestamp>,
+    contact: Option<Contact>,
+    due: Due,
+    /// What the timer is set to.
+    set_to: Option<Duration>,
+    /// How long after a KILL the next round of it is.
+    patience: Duration,
+    pipe: Option<File>,
+    output: Option<output::Writer>,
+    filter: Option<output::Filter>,
+    output_failed: Option<String>,
+    links: Vec<Link>,
+}
+
+/// When what is due, since boot.
+#[derive(Debug, Default)]
+struct Due {
+    time_up: Option<Duration>,
+    grace_up: Option<Duration>,
+    hold_wanes: Option<Duration>,
+    hold_passed: Option<Duration>,
+    insist_again: Option<Duration>,
+}
+
+/// One node, or one node's life, that listens.
+struct Link {
+    stream: UnixStream,
+    /// What came of its next line.
+    partial: Vec<u8>,
+}
+
+/// A line longer than this is from nobody who speaks our language.
+const LONGEST_LINE: usize = 4096;
+/// More listeners than a node ever opens.
+const MOST_LINKS: usize = 8;
+/// How long after a round of KILL the next one is: what was started meanwhile gets it then.
+const FIRST_PATIENCE: Duration = Duration::from_millis(5);
+const LAST_PATIENCE: Duration = Duration::from_secs(1);
+/// How long it waits where it cannot wait for something.
+const BREATH: Duration = Duration::from_millis(100);
+
+impl Watch {
+    fn start(
+        folder: RunFolder,
+        spec: Spec,
+        end_line: EndLine,
+        inherited: Inherited,
+        signals: SignalFd,
+        timer: TimerFd,
+    ) -> Watch {
+        let mut watch = Watch {
+            contact: spec.contact,
+            folder,
+            spec,
+            end_line,
+            inherited,
+            signals,
+            timer,
+            state: State::Starting,
+            command: None,
+            status: None,
+            reason: None,
+            started_at: None,
+            due: Due::default(),
+            set_to: None,
+            patience: FIRST_PATIENCE,
+            pipe: None,
+            output: None,
+            filter: None,
+            output_failed: None,
+            links: Vec::new(),
+        };
+        watch.count_from_contact();
+        // A claim that has grown stale is somebody else's soon.
+        watch.look_at_the_clock();
+        if watch.state == State::Starting {
+            match watch.spawn() {
+                Ok(()) => watch.happened(Event::Spawned),
+                Err(step) => {
+                    watch.reason = Some(step);
+                    watch.happened(Event::SpawnFailed);
+                }
+            }
+        }
+        watch
+    }
+
+    fn spawn(&mut self) -> Result<(), String> {
+        match output::Writer::create(&self.folder.output(), self.spec.output_cap) {
+            Ok(writer) => self.output = Some(writer),
+            // A full disk does not keep a command from running.
+            Err(error) => self.output_failed = Some(plain(&error)),
+        }
+        let (read, write) =
+            pipe2(OFlag::O_CLOEXEC).map_err(|error| format!("output pipe: {}", plain(&error.into())))?;
+        fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
+            .map_err(|error| format!("output pipe: {}", plain(&error.into())))?;
+        let identity = terms::identify(&mut self.spec)?;
+        terms::add_variables(&mut self.spec, identity.as_ref())?;
+        self.filter = terms::filter(&self.spec);
+        let bounds = terms::bounds(&self.spec)?;
+        let text = self.spec.stdin.as_deref().map(terms::stdin).transpose()?;
+        let command = child::start(&child::Start {
+            argv: &self.spec.argv,
+            env: &self.spec.env,
+            workdir: &self.spec.workdir,
+            stdin: text.as_ref().unwrap_or(&self.inherited.null),
+            output: &write,
+            identity: identity.as_ref(),
+            bounds: &bounds,
+        })?;
+        self.command = Some(command);
+        self.pipe = Some(File::from(read));
+        self.started_at = Some(Timestamp::from(std::time::SystemTime::now()));
+        self.due.time_up = self.spec.timeout.map(|millis| boot_time() + Duration::from_millis(millis));
+        Ok(())
+    }
+
+    /// Waits and acts until all is known and written. What it returns is the output that somebody still holds open.
+    fn watch(mut self) -> Option<File> {
+        while !self.state.is_end() {
+            let ready = self.wait().unwrap_or_else(|_| {
+                // Out of memory, at most. Nothing that is looked at makes us wait.
+                std::thread::sleep(BREATH);
+                Ready { signals: true, links: true, output: true }
+            });
+            // What is said first, the clock after: a contact that comes with its deadline is too late.
+            if ready.links {
+                self.listen();
+            }
+            // Output before the end: what the command wrote last is then in the file when it is over.
+            if ready.output {
+                self.read_output(false);
+            }
+            if ready.signals {
+                self.take_signals();
+            }
+            self.look_at_the_clock();
+        }
+        self.pipe.take()
+    }
+
+    fn happened(&mut self, event: Event) {
+        let (state, actions) = self.state.after(event);
+        self.state = state;
+        for action in actions {
+            match action {
+                Action::Ask => {
+                    self.signal(Signal::SIGTERM);
+                    // What is stopped could not take the signal in.
+                    self.signal(Signal::SIGCONT);
+                }
+                Action::Grace => {
+                    self.due.grace_up = Some(boot_time() + Duration::from_millis(self.spec.kill_after));
+                }
+                Action::Insist => self.insist(),
+                Action::Drain => {
+                    self.read_output(true);
+                    if let Some(filter) = &mut self.filter {
+                        let rest = filter.end(std::time::SystemTime::now().into());
+                        self.keep(&rest);
+                        self.note_output();
+                    }
+                    self.happened(Event::OutputEnd);
+                }
+                Action::Note => self.note_end(),
+            }
+        }
+    }
+
+    fn insist(&mut self) {
+        self.signal(Signal::SIGKILL);
+        self.due.insist_again = Some(boot_time() + self.patience);
+        self.patience = (self.patience * 2).min(LAST_PATIENCE);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(command) = self.command {
+            child::signal_tree(command, signal);
+        }
+    }
+
+    fn take_signals(&mut self) {
+        let mut told_to_end = false;
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            told_to_end |= signal.ssi_signo != Signal::SIGCHLD as u32;
+        }
+        if told_to_end {
+            self.reason.get_or_insert_with(|| "its guard was told to end by a signal".to_owned());
+            self.happened(Event::Signalled);
+        }
+        self.reap();
+    }
+
+    fn reap(&mut self) {
+        let Some(command) = self.command else { return };
+        let reaped = child::reap(command);
+        if let Some(status) = reaped.command {
+            self.status = Some(status);
+            self.happened(Event::Exited(match (reaped.none_left, self.spec.kill_leftovers) {
+                (true, _) => Leftovers::Nothing,
+                (false, false) => Leftovers::LiveOn,
+                (false, true) => Leftovers::ToEnd,
+            }));
+        } else if reaped.none_left {
+            self.happened(Event::TreeEmpty);
+        }
+    }
+
+    fn look_at_the_clock(&mut self) {
+        let now = boot_time();
+        let is_due = |due: &mut Option<Duration>| due.take_if(|at| now >= *at).is_some();
+        // The sooner one first, where a machine slept through both.
+        if is_due(&mut self.due.time_up) {
+            self.happened(Event::TimeUp);
+        }
+        if is_due(&mut self.due.hold_wanes) {
+            self.happened(Event::HoldWanes);
+        }
+        if is_due(&mut self.due.grace_up) {
+            self.happened(Event::GraceUp);
+        }
+        if is_due(&mut self.due.hold_passed) {
+            self.happened(Event::HoldPassed);
+        }
+        if is_due(&mut self.due.insist_again) && self.state.is_insisting() {
+            self.insist();
+        }
+    }
+
+    fn count_from_contact(&mut self) {
+        if let Some(contact) = self.contact {
+            let Deadlines { ask, kill } = contact.deadlines(Duration::from_millis(self.spec.kill_after));
+            (self.due.hold_wanes, self.due.hold_passed) = (Some(ask), Some(kill));
+        }
+    }
+
+    /// A node tells that it was in touch.
+    fn renew(&mut self, by: Contact) {
+        let Some(contact) = self.contact else { return };
+        let renewed = contact.renewed(by, boot_time(), Duration::from_millis(self.spec.kill_after));
+        if renewed != contact {
+            self.contact = Some(renewed);
+            self.count_from_contact();
+        }
+        // A hold is lowered in the store only when it is known to be lower here.
+        if renewed.hold != contact.hold || renewed.hold != by.hold {
+            self.tell(&Answer::Holds(renewed));
+        }
+    }
+
+    /// Reads what is there; never waits for more. `all`: until nothing is there, else one bufferful, so that a
+    /// command that never stops writing does not keep the guard from its other duties.
+    fn read_output(&mut self, all: bool) {
+        let mut buffer = [0; 64 * 1024];
+        // A grandchild may go on writing for ever: what a pipe holds is enough.
+        let mut left = if all { 32 } else { 1 };
+        while left > 0
+            && let Some(pipe) = &mut self.pipe
+        {
+            left -= 1;
+            match pipe.read(&mut buffer) {
+                Ok(0) => self.pipe = None,
+                Ok(read) => {
+                    let now = std::time::SystemTime::now();
+                    match &mut self.filter {
+                        None => self.keep(&buffer[..read]),
+                        Some(filter) => {
+                            let passed = filter.pass(&buffer[..read], now.into());
+                            self.keep(&passed);
+                        }
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.output_failed = Some(plain(&error));
+                    self.pipe = None;
+                }
+            }
+        }
+        self.note_output();
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        let Some(output) = &mut self.output else { return };
+        let whole = output.failure().is_none();
+        output.write(bytes);
+        if whole && output.failure().is_some() {
+            self.happened(Event::DiskFull);
+        }
+    }
+
+    /// Tells in the file how far it is.
+    fn note_output(&mut self) {
+        if let Some(output) = &mut self.output
+            && let Err(error) = output.note()
+        {
+            self.output_failed = Some(plain(&error));
+        }
+    }
+
+    fn note_end(&mut self) {
+        let how = match self.state {
+            State::Unstarted(None) => How::CouldNotStart,
+            State::Done(Some(Stop::TimedOut)) | State::Unstarted(Some(Stop::TimedOut)) => How::TimedOut,
+            State::Done(Some(Stop::Cancelled)) | State::Unstarted(Some(Stop::Cancelled)) => How::Cancelled,
+            State::Done(Some(Stop::OutOfTouch)) | State::Unstarted(Some(Stop::OutOfTouch)) => How::OutOfTouch,
+            _ => How::Exited,
+        };
+        let (exit_code, signal) = self.status.map(child::exit_facts).unwrap_or_default();
+        let failed = self.output.as_ref().and_then(|output| output.failure()).map(plain);
+        let ended = Ended {
+            v: VERSION,
+            how,
+            exit_code,
+            signal,
+            reason: self.reason.take(),
+            started_at: self.started_at,
+            ended_at: Timestamp::from(std::time::SystemTime::now()),
+            output_bytes: self.output.as_ref().map_or(0, output::Writer::seen),
+            output_left_out: self.output.as_ref().map_or(0, output::Writer::left_out),
+            output_failed: failed.or(self.output_failed.take()),
+            usage: self.status.and_then(|_| child::usage()),
+        };
+        // On disk first; but where the disk fails, those who listen are told all the same.
+        let written = self.inherited.lock.note_ended(&self.end_line, &ended);
+        self.accept();
+        self.tell(&Answer::Ended(ended));
+        if let Err(error) = written {
+            eprintln!(
+                "fleetcron-guard: {}: the end could not be written: {error}",
+                self.folder.path().display()
+            );
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.inherited.listener.accept() {
+            if self.links.len() < MOST_LINKS && stream.set_nonblocking(true).is_ok() {
+                let mut link = Link { stream, partial: Vec::new() };
+                let hello = Answer::Hello { v: VERSION, started_at: self.started_at };
+                if link.tell(&hello) {
+                    self.links.push(link);
+                }
+            }
+        }
+    }
+
+    /// Takes in new listeners and what the others say.
+    fn listen(&mut self) {
+        let before = self.links.len();
+        self.accept();
+        let mut asked = Vec::new();
+        self.links.retain_mut(|link| link.hear(&mut asked));
+        match (before, self.links.len()) {
+            (0, 1..) => self.happened(Event::DaemonBack),
+            (1.., 0) => self.happened(Event::DaemonGone),
+            _ => {}
+        }
+        for request in asked {
+            match request {
+                Request::Cancel { reason } => {
+                    self.reason.get_or_insert(reason);
+                    self.happened(Event::CancelAsked);
+                }
+                Request::Kill { reason } => {
+                    self.reason.get_or_insert(reason);
+                    self.happened(Event::KillAsked);
+                }
+                Request::Contact(contact) => self.renew(contact),
+            }
+        }
+    }
+
+    fn tell(&mut self, answer: &Answer) {
+        self.links.retain_mut(|link| link.tell(answer));
+    }
+
+    fn wait(&mut self) -> io::Result<Ready> {
+        self.set_timer()?;
+        let mut fds = Vec::with_capacity(4 + self.links.len());
+        for fd in [self.signals.as_fd(), self.timer.as_fd(), self.inherited.listener.as_fd()] {
+            fds.push(PollFd::new(fd, PollFlags::POLLIN));
+        }
+        fds.extend(self.links.iter().map(|link| PollFd::new(link.stream.as_fd(), PollFlags::POLLIN)));
+        if let Some(pipe) = &self.pipe {
+            fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready = |fd: &PollFd| fd.any().unwrap_or(false);
+        let links = 3 + self.links.len();
+        Ok(Ready {
+            signals: is_ready(&fds[0]),
+            links: fds[2..links].iter().any(is_ready),
+            output: fds[links..].iter().any(is_ready),
+        })
+    }
+
+    /// Has the timer ring at what is due next. What rang is not read: setting it anew stops it.
+    fn set_timer(&mut self) -> io::Result<()> {
+        let Due { time_up, grace_up, hold_wanes, hold_passed, insist_again } = self.due;
+        let next = [time_up, grace_up, hold_wanes, hold_passed, insist_again].into_iter().flatten().min();
+        if next == self.set_to {
+            return Ok(());
+        }
+        match next {
+            // Nought would stop it.
+            Some(at) => self.timer.set(
+                Expiration::OneShot(TimeSpec::from_duration(at.max(Duration::from_nanos(1)))),
+                TimerSetTimeFlags::TFD_TIMER_ABSTIME,
+            )?,
+            None => self.timer.unset()?,
+        }
+        self.set_to = next;
+        Ok(())
+    }
+}
+
+struct Ready {
+    signals: bool,
+    links: bool,
+    output: bool,
+}
+
+impl Link {
+    /// Reads what is there; false when the other side is gone or talks nonsense.
+    fn hear(&mut self, asked: &mut Vec<Request>) -> bool {
+        let mut buffer = [0; 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(read) => self.partial.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+            while let Some(end) = self.partial.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.partial.drain(..=end).collect();
+                // What a later release asks and this one does not know is passed over.
+                asked.extend(serde_json::from_slice::<Request>(&line));
+            }
+            if self.partial.len() > LONGEST_LINE {
+                return false;
+            }
+        }
+    }
+
+    /// Says one line; false when the other side is gone or does not listen.
+    fn tell(&mut self, answer: &Answer) -> bool {
+        self.stream.write_all(&json(answer)).is_ok()
+    }
+}
+
+/// Leaves a process behind that reads what the command's leftovers still write and throws it away: without a reader
+/// their next line would end them. It ends when the last of them closes the output, and has nothing of the guard's: no
+/// lock, no socket, no child.
+fn let_go(pipe: File) {
+    // SAFETY: a process of one thread.
+    if !matches!(unsafe { fork() }, Ok(ForkResult::Child)) {
+        // Without a process left on this machine the leftovers have to do without.
+        return;
+    }
+    let drain = || -> io::Result<()> {
+        let mut pipe = pipe;
+        let null = File::options().read(true).write(true).open("/dev/null")?;
+        dup2_stderr(&null)?;
+        chdir("/")?;
+        nix::sys::prctl::set_name(c"fleetcron-drain")?;
+        fcntl(&pipe, FcntlArg::F_SETFL(OFlag::empty()))?;
+        SigSet::all().thread_unblock()?;
+        io::copy(&mut pipe, &mut &null)?;
+        Ok(())
+    };
+    let _ = drain();
+}
+
+/// The time since boot, standing still for nothing: a suspended machine's deadlines pass too.
+pub fn boot_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(Duration::from)
+        .expect("every Linux since 2.6.39 has this clock")
+}

@@ -1,0 +1,164 @@
+//! Guards without a daemon: what becomes of a command and of all that it started.
+
+mod holds;
+mod outputs;
+mod terms;
+mod trees;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fleetcron::child::{session_members, signal_name};
+use fleetcron::fire::{Fire, FireId};
+use fleetcron::guard::folder::Found;
+use fleetcron::guard::link::Request;
+use fleetcron::guard::{Contact, Ended, FolderName, Guard, Heard, How, RunFolder, Spec};
+use fleetcron::output;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use ulid::Ulid;
+
+/// How long a test waits for what must come. Only a net: nothing here is about speed.
+const LONG_ENOUGH: Duration = Duration::from_secs(90);
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A folder of runs, in which commands also leave their marks.
+struct Runs {
+    folder: TempDir,
+}
+
+/// One command with its guard. What still lives of it when it is dropped is ended.
+struct Run {
+    folder: RunFolder,
+    guard: Option<Guard>,
+}
+
+fn shell(command: &str) -> Spec {
+    Spec {
+        v: 1,
+        argv: ["/bin/sh", "-c", command].map(str::to_owned).to_vec(),
+        env: BTreeMap::from([("PATH".to_owned(), PATH.to_owned())]),
+        workdir: "/".to_owned(),
+        kill_after: 60_000,
+        output_cap: 1 << 20,
+        success_exit: [0].into(),
+        ..Spec::default()
+    }
+}
+
+impl Runs {
+    fn new() -> Runs {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("runs")).unwrap();
+        Runs { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    async fn start(&self, spec: &Spec) -> Run {
+        let job = "guarded".parse().unwrap();
+        let name = FolderName { fire: Fire::new(job, FireId::Manual(Ulid::generate())), attempt: 1 };
+        let (folder, lock) = RunFolder::create(&self.path("runs"), &name).unwrap();
+        let program = Path::new(env!("CARGO_BIN_EXE_fleetcron-guard"));
+        let guard = Guard::spawn(program, &folder, lock, spec).await.unwrap();
+        Run { folder, guard: Some(guard) }
+    }
+
+    async fn run(&self, spec: &Spec) -> (Run, Ended) {
+        let mut run = self.start(spec).await;
+        let ended = run.ended().await;
+        (run, ended)
+    }
+
+    /// Waits for a file in which a command has left the numbers of so many processes.
+    async fn pids(&self, name: &str, number: usize) -> Vec<i32> {
+        let path = self.path(name);
+        let read = || {
+            let text = fs::read_to_string(&path).ok()?;
+            let pids: Vec<i32> = text.lines().map(|line| line.trim().parse().unwrap()).collect();
+            (pids.len() >= number && text.ends_with('\n')).then_some(pids)
+        };
+        wait_for(&format!("{number} pids in {name}"), read).await
+    }
+}
+
+impl Run {
+    fn guard(&mut self) -> &mut Guard {
+        self.guard.as_mut().expect("it is not over yet")
+    }
+
+    async fn ask(&mut self, request: &Request) {
+        self.guard().ask(request).await;
+    }
+
+    async fn cancel(&mut self) -> Ended {
+        self.ask(&Request::Cancel { reason: "asked".to_owned() }).await;
+        self.ended().await
+    }
+
+    /// Hears the guard out, and waits until the process is gone.
+    async fn ended(&mut self) -> Ended {
+        let ended = loop {
+            match tokio::time::timeout(LONG_ENOUGH, self.guard().hear()).await.expect("an end in time") {
+                Heard::Started(_) | Heard::Holds(_) => {}
+                Heard::Ended(ended) => break ended,
+                Heard::Gone => panic!("a guard was lost"),
+            }
+        };
+        self.guard.take().unwrap().reap().await;
+        // What it said is what lies on the disk, and nobody holds the lock.
+        let on_disk = self.folder.look().unwrap();
+        assert!(matches!(&on_disk, Found::Ended(found) if *found == ended), "{on_disk:?}");
+        ended
+    }
+
+    fn text(&self) -> String {
+        output::read(&self.folder.output()).unwrap().text()
+    }
+
+    /// The guard's process, which is also the number of its session.
+    fn guard_pid(&self) -> i32 {
+        self.folder.read_started().unwrap().expect("it noted that it starts").guard.pid
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let Ok(Some(started)) = self.folder.read_started() else { return };
+        let guard = started.guard.pid;
+        for process in session_members(guard).unwrap_or_default() {
+            let _ = kill(process, Signal::SIGKILL);
+        }
+        if self.guard.is_some() {
+            let _ = kill(Pid::from_raw(guard), Signal::SIGKILL);
+        }
+    }
+}
+
+async fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + LONG_ENOUGH;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < until, "waited for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether a process is there and no zombie.
+fn lives(pid: i32) -> bool {
+    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    !text.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
+}
+
+/// Exit code and the signal's name.
+fn end(ended: &Ended) -> (Option<i32>, Option<String>) {
+    (ended.exit_code, ended.signal.map(signal_name))
+}
