@@ -31,5 +31,8 @@ pub mod output;
 pub mod guard;
 
 // Deeds: one step of the flow each.
+pub mod race;
+pub mod run;
+pub mod sync;
 
 // Doors: where people come in.

@@ -5,3 +5,4 @@ mod guard;
 mod jobfile;
 mod schedule;
 mod store;
+mod sync;

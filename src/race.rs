@@ -1,0 +1,16 @@
+//! The race: a node registers, and claims fires.
+//!
+//! Every transaction of `protocol.md` that makes this node the holder of a lock is here, and nothing else makes a
+//! [`Claim`]; what becomes of a claim is `run`'s.
+//!
+//! Two rules carry the rest. A claim compares keys that outlive the run (lock, record, floor), so a node that comes
+//! late finds the fire decided however late it is. And it compares this node's own registration, so by moving that
+//! registration (a *fence*) all that this node sent before and got no answer to can no longer happen.
+
+mod claim;
+mod registration;
+
+pub use claim::{
+    Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, still_mine,
+};
+pub use registration::{Me, Presence, Refused, Registered, Registration, Standing, register_and_stay};

@@ -1,0 +1,584 @@
+//! Claims: the transactions by which this node becomes the holder of a fire, or decides one that nobody runs.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::registration::{Me, Registration, Standing};
+use crate::clock::Clock;
+use crate::fail_point;
+use crate::fire::{Fire, FireId};
+use crate::job::{JobName, Overlap};
+use crate::record::{Outcome, Record, Writer};
+use crate::schedule::Timestamp;
+use crate::store::values::{self, Lock, LockState, Status, Unreadable};
+use crate::store::{
+    Compare, Entry, Is, KeyRange, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
+};
+
+/// A fire that this node could run, with what of its job a claim depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    pub fire: Fire,
+    /// The revision of the definition it was planned by.
+    pub definition: Revision,
+    pub overlap: Overlap,
+    /// The job's former name: while that one has a lock, the fire waits as if it were the job's own.
+    pub was: Option<JobName>,
+    /// The last instant at which it may start.
+    pub last_start: Timestamp,
+}
+
+/// The proof of a won race: this node start, and nobody else, may run this attempt of this fire. Used up by the run.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Claim {
+    fire: Fire,
+    lock: Lock,
+    /// The revision at which the lock was last written by this node.
+    revision: Revision,
+    token: Revision,
+    /// The job's status when the fire was claimed, for the one after it.
+    status: Option<Status>,
+}
+
+impl Claim {
+    pub fn fire(&self) -> &Fire {
+        &self.fire
+    }
+
+    pub fn lock(&self) -> &Lock {
+        &self.lock
+    }
+
+    /// The revision that the lock must have for a write of ours.
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// The fencing token: the store revision of the claim.
+    pub fn token(&self) -> i64 {
+        self.token.0
+    }
+
+    pub fn status(&self) -> Option<&Status> {
+        self.status.as_ref()
+    }
+}
+
+/// What became of a race.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Raced {
+    Won(Claim),
+    /// The fire is somebody's already, and stays decided.
+    Decided(Decided),
+    /// Another fire of the lane holds it, under this lock at this revision.
+    Busy {
+        with: Fire,
+        lock: String,
+        revision: Revision,
+    },
+    /// The definition is no longer the one it was planned by: look again when the change has been seen.
+    Changed,
+    /// The job or everything is paused, or this node is drained.
+    HeldBack,
+    /// `last_start` passed before the store could be asked.
+    TooLate,
+    /// This node is leaving and claims nothing more.
+    Leaving,
+}
+
+/// By what a fire was decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decided {
+    Locked(Lock),
+    Recorded,
+    /// It lies at or under the floor.
+    Settled,
+    /// The request was used up or taken back.
+    RequestGone,
+}
+
+/// Between two sends of one claim.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The same, where only a person can help.
+const PAUSE_FOR_HELP: Duration = Duration::from_secs(4);
+
+/// Races for a fire: the first attempt at it.
+///
+/// Asks until it knows. A claim that may have been made without our hearing of it is not given up before a fence has
+/// made sure that it was not and never will be.
+pub async fn claim(
+    together: &Together,
+    standing: &mut Standing,
+    clock: &Clock,
+    candidate: &Candidate,
+    leaving: &CancellationToken,
+) -> Result<Raced, StoreError> {
+    let me = standing.me.clone();
+    let names = [Some(&candidate.fire.job), candidate.was.as_ref()];
+    // A transaction of ours is out whose answer never came.
+    let mut unresolved = false;
+    let mut told = false;
+    loop {
+        fail_point!("claim.registration");
+        let registration = standing.registration().await;
+        let now = clock.now();
+        if !unresolved && leaving.is_cancelled() {
+            return Ok(Raced::Leaving);
+        }
+        if !unresolved && now > candidate.last_start {
+            return Ok(Raced::TooLate);
+        }
+        let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.last_start);
+        let txn = claim_txn(candidate, &registration, &me, &lock);
+        let about = names.into_iter().flatten().map(JobName::as_str);
+        let mut pause = PAUSE;
+        fail_point!("claim.send");
+        match together.txn(about, txn).await {
+            Ok(reply) => {
+                fail_point!("claim.answered");
+                match judge(candidate, reply, lock, &me, unresolved) {
+                    Ok(Verdict::Certain(raced)) => return Ok(raced),
+                    Ok(Verdict::NotRegistered) => {
+                        // By the time there is another registration, nothing sent under this one can commit.
+                        debug!(job = %candidate.fire.job, fire = %candidate.fire.id, "claim refused: not registered");
+                        fail_point!("claim.fence");
+                        standing.fence(&registration).await;
+                        unresolved = false;
+                    }
+                    Ok(Verdict::ForNow(raced)) if !unresolved => return Ok(raced),
+                    Ok(Verdict::ForNow(_)) => {
+                        // What we sent before may still be on its way: make sure that it no longer counts.
+                        fail_point!("claim.settle");
+                        standing.fence(&registration).await;
+                        unresolved = false;
+                    }
+                    Err(unreadable) => {
+                        warn!(job = %candidate.fire.job, fire = %candidate.fire.id, error = %unreadable, "not claimed");
+                        return Err(StoreError::Rejected(unreadable.to_string()));
+                    }
+                }
+                continue;
+            }
+            Err(StoreError::NoAnswer { .. }) => unresolved = true,
+            Err(StoreError::NotReached { .. }) => {}
+            // A fire waits as long for a person as for a network.
+            Err(error) if error.needs_help() => {
+                if !std::mem::replace(&mut told, true) {
+                    warn!(job = %candidate.fire.job, fire = %candidate.fire.id, %error, "not claimed yet, trying on");
+                }
+                pause = PAUSE_FOR_HELP;
+            }
+            // A refusal is an answer; but what was sent before it may still come in.
+            Err(error) if !unresolved => return Err(error),
+            Err(_) => {}
+        }
+        fail_point!("claim.pause");
+        let pause = sleep(pause.mul_f64(0.5 + together.store().random()));
+        tokio::select! {
+            () = pause => {}
+            () = leaving.cancelled(), if !unresolved => {}
+        }
+    }
+}
+
+/// Positions of the gets in the claim's other branch.
+const GOT_LOCKS: usize = 0;
+const GOT_OWN_LOCK: usize = 1;
+const GOT_RECORD: usize = 2;
+const GOT_FLOOR: usize = 3;
+const GOT_JOB: usize = 4;
+const GOT_PAUSES: usize = 5;
+const GOT_DRAINED: usize = 7;
+const GOT_REQUEST: usize = 8;
+const GOT_STATUS: usize = 9;
+const GOT_NODE: usize = 10;
+const GOT_EPOCH: usize = 11;
+const GOT_FORMER: usize = 12;
+
+/// The claim as one transaction.
+///
+/// Safe when two nodes do it at once: the lock's key is absent for one of them only; and safe however late it comes
+/// in: lock, record or floor tell that the fire is decided, and none of the three goes before another is there.
+fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: &Lock) -> Txn {
+    let Candidate { fire, definition, overlap, was, .. } = candidate;
+    let (lock_key, status_key) = (keys::lock(fire), keys::status(&fire.job, &fire.lane));
+    let lane = lane_range(fire, *overlap);
+    let mut compare = undecided(fire);
+    match overlap {
+        // The whole lane, and this fire's lock with it.
+        Overlap::Skip => compare.push(Compare::absent(lane.clone())),
+        Overlap::Allow => compare.push(Compare::absent(lock_key.as_str())),
+    }
+    if let Some(was) = was {
+        compare.push(Compare::absent(keys::locks_of(was)));
+    }
+    compare.extend([
+        Compare::mod_revision(keys::job(&fire.job), *definition),
+        Compare::absent(keys::paused(&fire.job)),
+        Compare::absent(keys::all_paused()),
+        Compare::absent(keys::drained(&me.name)),
+    ]);
+    compare.extend(registration.compares());
+    let mut then = vec![Op::put(lock_key.as_str(), values::encode(lock)), Op::get(status_key.as_str())];
+    if let FireId::Manual(_) = fire.id {
+        then.push(Op::delete(keys::request(fire)));
+    }
+    let mut otherwise = vec![
+        Op::get_first(lane, 1),
+        Op::get(lock_key.as_str()),
+        Op::get(keys::record(fire)),
+        Op::get(keys::floor(&fire.job, &fire.lane)),
+        Op::get(keys::job(&fire.job)),
+        Op::get(keys::paused(&fire.job)),
+        Op::get(keys::all_paused()),
+        Op::get(keys::drained(&me.name)),
+        Op::get(keys::request(fire)),
+        Op::get(status_key.as_str()),
+        Op::get(keys::node(&me.name)),
+        Op::get(keys::epoch(&me.name)),
+    ];
+    otherwise.extend(was.as_ref().map(|was| Op::get_first(keys::locks_of(was), 1)));
+    Txn::when(compare).then(then).otherwise(otherwise)
+}
+
+/// The locks that keep a fire from being claimed.
+fn lane_range(fire: &Fire, overlap: Overlap) -> KeyRange {
+    match overlap {
+        Overlap::Skip => keys::locks_of(&fire.job),
+        Overlap::Allow => KeyRange::key(keys::lock(fire)),
+    }
+}
+
+/// That a fire is not decided, its lock apart: no record; above the floor, or its request still there.
+fn undecided(fire: &Fire) -> Vec<Compare> {
+    let open = match fire.id {
+        FireId::Scheduled(_) => {
+            Compare::value(keys::floor(&fire.job, &fire.lane), Is::Less, fire.id.to_string())
+        }
+        FireId::Manual(_) => Compare::present(keys::request(fire)),
+    };
+    vec![Compare::absent(keys::record(fire)), open]
+}
+
+enum Verdict {
+    /// True for good.
+    Certain(Raced),
+    /// True of this moment; a transaction still on its way could make it otherwise.
+    ForNow(Raced),
+    NotRegistered,
+}
+
+/// What a reply says. `unresolved`: an earlier send of the same claim may have made the lock that we see.
+fn judge(
+    candidate: &Candidate,
+    reply: TxnReply,
+    lock: Lock,
+    me: &Me,
+    unresolved: bool,
+) -> Result<Verdict, Unreadable> {
+    let fire = &candidate.fire;
+    let certain = |raced| Ok(Verdict::Certain(raced));
+    if reply.succeeded {
+        let status = reply.got(1).first().and_then(read_status);
+        return certain(Raced::Won(Claim {
+            fire: fire.clone(),
+            lock,
+            revision: reply.revision,
+            token: reply.revision,
+            status,
+        }));
+    }
+    let first = |index: usize| reply.got(index).first();
+    if let Some(entry) = first(GOT_OWN_LOCK) {
+        let found: Lock = values::decode(&entry.key, &entry.value)?;
+        let ours = found.is_of(&me.name, me.start, 1) && found.state == LockState::Held;
+        return certain(match ours && unresolved {
+            true => Raced::Won(Claim {
+                fire: fire.clone(),
+                lock: found,
+                revision: entry.mod_revision,
+                token: entry.mod_revision,
+                status: first(GOT_STATUS).and_then(read_status),
+            }),
+            false => Raced::Decided(Decided::Locked(found)),
+        });
+    }
+    if first(GOT_RECORD).is_some() {
+        return certain(Raced::Decided(Decided::Recorded));
+    }
+    match fire.id {
+        FireId::Scheduled(_) => {
+            if first(GOT_FLOOR).is_some_and(|floor| floor.value.as_slice() >= fire.id.to_string().as_bytes())
+            {
+                return certain(Raced::Decided(Decided::Settled));
+            }
+        }
+        FireId::Manual(_) if first(GOT_REQUEST).is_none() => {
+            return certain(Raced::Decided(Decided::RequestGone));
+        }
+        FireId::Manual(_) => {}
+    }
+    if first(GOT_JOB).map(|job| job.mod_revision) != Some(candidate.definition) {
+        return Ok(Verdict::ForNow(Raced::Changed));
+    }
+    // It came with the definition and goes with it. To ask again would not bring it back.
+    if matches!(fire.id, FireId::Scheduled(_)) && first(GOT_FLOOR).is_none() {
+        let why = "it is missing, though its job is there".to_owned();
+        return Err(Unreadable { key: keys::floor(&fire.job, &fire.lane), why });
+    }
+    if [GOT_PAUSES, GOT_PAUSES + 1, GOT_DRAINED].into_iter().any(|index| first(index).is_some()) {
+        return Ok(Verdict::ForNow(Raced::HeldBack));
+    }
+    let former = candidate.was.as_ref().and_then(|_| first(GOT_FORMER));
+    if let Some(entry) = first(GOT_LOCKS).or(former) {
+        let with = keys::fire_of(&entry.key).ok_or_else(|| Unreadable {
+            key: entry.key.clone(),
+            why: "it is no lock of a fire".to_owned(),
+        })?;
+        return Ok(Verdict::ForNow(Raced::Busy {
+            with,
+            lock: entry.key.clone(),
+            revision: entry.mod_revision,
+        }));
+    }
+    debug!(node = first(GOT_NODE).is_some(), epoch = ?first(GOT_EPOCH).map(|e| e.mod_revision), "own registration");
+    Ok(Verdict::NotRegistered)
+}
+
+fn read_status(entry: &Entry) -> Option<Status> {
+    // For people only: one that cannot be read is begun anew.
+    values::decode(&entry.key, &entry.value).ok()
+}
+
+/// Why a fire is decided without a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unrun {
+    pub outcome: Outcome,
+    pub reason: String,
+    /// The lock that is the reason, while it is at this revision.
+    pub because_of: Option<(String, Revision)>,
+}
+
+/// Records that a fire is not run. True: it is decided now, by this or by somebody else. False: the reason no longer
+/// holds, so look again.
+///
+/// Safe when several do it at once, and when it is done twice: the record's key is absent for one of them only.
+pub async fn decide_unrun(
+    together: &Together,
+    me: &Me,
+    clock: &Clock,
+    fire: &Fire,
+    unrun: &Unrun,
+) -> Result<bool, StoreError> {
+    let status_key = keys::status(&fire.job, &fire.lane);
+    let mut known_status = None;
+    let mut told = false;
+    loop {
+        let record = Record {
+            fire: fire.clone(),
+            outcome: unrun.outcome,
+            reason: Some(unrun.reason.clone()),
+            run: None,
+            writer: Writer { node: me.name.clone(), node_start: me.start },
+            written_at: clock.now(),
+            tail: None,
+        };
+        let before: Option<Status> = match known_status.take() {
+            Some(known) => known,
+            None => {
+                fail_point!("unrun.status");
+                match together.store().get(&status_key).await {
+                    Ok(entry) => entry.as_ref().and_then(read_status),
+                    Err(error) => {
+                        pause_before_deciding(together.store(), fire, error, &mut told).await?;
+                        continue;
+                    }
+                }
+            }
+        };
+        let mut compare = undecided(fire);
+        compare.push(Compare::absent(keys::lock(fire)));
+        if let Some((lock, revision)) = &unrun.because_of {
+            compare.push(Compare::mod_revision(lock.as_str(), *revision));
+        }
+        let mut then = vec![
+            Op::put(keys::record(fire), values::encode_record(&record)),
+            Op::put(status_key.as_str(), values::encode(&Status::after(before.as_ref(), &record))),
+        ];
+        if let FireId::Manual(_) = fire.id {
+            then.push(Op::delete(keys::request(fire)));
+        }
+        let mut seen =
+            vec![Op::get(keys::lock(fire)), Op::get(keys::record(fire)), Op::get(keys::request(fire))];
+        seen.extend(unrun.because_of.as_ref().map(|(lock, _)| Op::get(lock.as_str())));
+        fail_point!("unrun.send");
+        match together.txn([fire.job.as_str()], Txn::when(compare).then(then).otherwise(seen)).await {
+            Ok(reply) if reply.succeeded => return Ok(true),
+            Ok(reply) => {
+                let there = |index: usize| !reply.got(index).is_empty();
+                let decided = there(0) || there(1) || (matches!(fire.id, FireId::Manual(_)) && !there(2));
+                let reason_stands = unrun.because_of.as_ref().is_none_or(|(_, revision)| {
+                    reply.got(3).first().is_some_and(|entry| entry.mod_revision == *revision)
+                });
+                // Neither decided nor the reason gone: the fire lies under the floor.
+                return Ok(decided || reason_stands);
+            }
+            Err(error) => {
+                known_status = Some(before);
+                pause_before_deciding(together.store(), fire, error, &mut told).await?;
+            }
+        }
+    }
+}
+
+/// Waits, where another try may help.
+async fn pause_before_deciding(
+    store: &Store,
+    fire: &Fire,
+    error: StoreError,
+    told: &mut bool,
+) -> Result<(), StoreError> {
+    let pause = match () {
+        () if error.passes() => PAUSE,
+        () if error.needs_help() => PAUSE_FOR_HELP,
+        () => return Err(error),
+    };
+    if error.needs_help() && !std::mem::replace(told, true) {
+        warn!(job = %fire.job, fire = %fire.id, %error, "not decided yet, trying on");
+    }
+    fail_point!("unrun.pause");
+    sleep(pause.mul_f64(0.5 + store.random())).await;
+    Ok(())
+}
+
+/// A lock that names this node, and what it is to this life of it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Found {
+    pub fire: Fire,
+    pub lock: Lock,
+    pub revision: Revision,
+}
+
+impl Found {
+    /// The claim that the lock is the proof of. Only for locks of this node start, read together with its
+    /// registration or after it: nothing else may have taken them over meanwhile.
+    pub fn into_claim(self) -> Claim {
+        Claim {
+            fire: self.fire,
+            lock: self.lock,
+            revision: self.revision,
+            token: self.revision,
+            status: None,
+        }
+    }
+}
+
+/// All locks that name this node, whichever life of it. Asked at the start of a daemon, after it has registered: no
+/// claim of an earlier one can come in after that.
+pub async fn mine(store: &Store, me: &Me) -> Result<Vec<Found>, StoreError> {
+    fail_point!("mine.list");
+    let listing = store.list(keys::locks()).await?;
+    let mut found = Vec::new();
+    for entry in listing.entries {
+        let Some(fire) = keys::fire_of(&entry.key) else { continue };
+        match values::decode::<Lock>(&entry.key, &entry.value) {
+            Ok(lock) if lock.node == me.name => {
+                found.push(Found { fire, lock, revision: entry.mod_revision });
+            }
+            Ok(_) => {}
+            Err(error) => warn!(%error, "a lock is passed over"),
+        }
+    }
+    Ok(found)
+}
+
+/// Which of these fires are still this node start's: by their lock, or by a record that it has just written. For
+/// after a lost lease.
+pub async fn still_mine(store: &Store, me: &Me, fires: &[Fire]) -> Result<Vec<bool>, StoreError> {
+    let mut answers = Vec::with_capacity(fires.len());
+    for some in fires.chunks(60) {
+        let gets = some.iter().flat_map(|fire| [Op::get(keys::lock(fire)), Op::get(keys::record(fire))]);
+        fail_point!("verify.read");
+        let reply = store.txn(Txn::new().then(gets)).await?;
+        answers.extend(some.iter().enumerate().map(|(index, fire)| {
+            let by_lock = reply.got(2 * index).first().is_some_and(|entry| {
+                values::decode::<Lock>(&entry.key, &entry.value)
+                    .is_ok_and(|lock| lock.node == me.name && lock.node_start == me.start)
+            });
+            let by_record = reply.got(2 * index + 1).first().is_some_and(|entry| {
+                values::decode_record(fire.clone(), &entry.key, &entry.value)
+                    .is_ok_and(|record| record.writer.node_start == me.start)
+            });
+            by_lock || by_record
+        }));
+    }
+    Ok(answers)
+}
+
+/// Begins the next attempt of a fire whose lock an earlier life of this node left, and whose command never started:
+/// the caller has made sure that it never will.
+///
+/// `None`: the lock is no longer as it was found.
+pub async fn begin_again(
+    store: &Store,
+    standing: &mut Standing,
+    clock: &Clock,
+    found: &Found,
+) -> Result<Option<Claim>, StoreError> {
+    let me = standing.me.clone();
+    let key = keys::lock(&found.fire);
+    let attempt = found.lock.attempt + 1;
+    let mut told = false;
+    loop {
+        fail_point!("again.registration");
+        let registration = standing.registration().await;
+        let lock = Lock::held(me.name.clone(), me.start, attempt, clock.now(), found.lock.last_start);
+        // Safe when two do it at once: the lock is at the revision seen for one of them only.
+        let mut compare = vec![Compare::mod_revision(key.as_str(), found.revision)];
+        compare.extend(registration.compares());
+        let txn = Txn::when(compare)
+            .then([
+                Op::put(key.as_str(), values::encode(&lock)),
+                Op::get(keys::status(&found.fire.job, &found.fire.lane)),
+            ])
+            .otherwise([Op::get(key.as_str())]);
+        let won = |lock, revision, status| {
+            Some(Claim { fire: found.fire.clone(), lock, revision, token: revision, status })
+        };
+        fail_point!("again.send");
+        match store.txn(txn).await {
+            Ok(reply) if reply.succeeded => {
+                let status = reply.got(1).first().and_then(read_status);
+                return Ok(won(lock, reply.revision, status));
+            }
+            Ok(reply) => match reply.got(0).first() {
+                Some(entry) if entry.mod_revision == found.revision => {
+                    // As it was, so it is the registration that moved.
+                    fail_point!("again.fence");
+                    standing.fence(&registration).await;
+                }
+                Some(entry) => {
+                    let there = values::decode::<Lock>(&entry.key, &entry.value).ok();
+                    // An answer of ours that never came: nobody else writes our name.
+                    return Ok(there
+                        .filter(|there| there.is_of(&me.name, me.start, attempt))
+                        .and_then(|there| won(there, entry.mod_revision, None)));
+                }
+                None => return Ok(None),
+            },
+            Err(error) if error.passes() || error.needs_help() => {
+                let helpless = error.needs_help();
+                if helpless && !std::mem::replace(&mut told, true) {
+                    warn!(job = %found.fire.job, fire = %found.fire.id, %error, "not begun again yet, trying on");
+                }
+                fail_point!("again.pause");
+                let pause = if helpless { PAUSE_FOR_HELP } else { PAUSE };
+                sleep(pause.mul_f64(0.5 + store.random())).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Registration: that a node is there, and the mark by which its transactions are known to be current.
+//!
+//! One task owns it ([`register_and_stay`]): it registers, renews the lease, registers again when the lease is lost,
+//! and moves the epoch when a fence is asked for. Everybody else holds a [`Standing`], through which the present
+//! registration is read and fences are asked for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::fail_point;
+use crate::node::{NodeName, NodeStart};
+use crate::store::values::{self, Epoch};
+use crate::store::{Compare, Entry, LeaseId, Op, Revision, Store, StoreError, Txn, keys};
+
+/// How long a node is thought alive without a renewal.
+const LEASE: Duration = Duration::from_secs(5);
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+// Three renewals may be lost before the lease runs out.
+const _: () = assert!(RENEW_EVERY.as_millis() * 4 < LEASE.as_millis());
+/// How long another holder of our name may go without a renewal before it counts as gone: the store may be late in
+/// seeing a lease run out.
+const NAME_IS_FREE_AFTER: Duration = Duration::from_secs(LEASE.as_secs() + 2);
+/// Between two looks at a name that is taken, and between tries when the store is away.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Who this node is: its name, this life of it, and this process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Me {
+    pub name: NodeName,
+    pub start: NodeStart,
+    /// Differs for every start of a daemon.
+    pub instance: String,
+}
+
+/// What others see of a node while it is registered.
+pub type Presence = values::Presence;
+
+/// A registration as this node made it: `nodes/<me>` is there, and `epochs/<me>` is at the revision last written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    name: NodeName,
+    epoch: Revision,
+    counter: u64,
+    lease: LeaseId,
+    /// How often the lease was lost before: another number says that others may have seen this node gone.
+    losses: u32,
+}
+
+impl Registration {
+    /// How often the lease had been lost when this was made.
+    pub fn losses(&self) -> u32 {
+        self.losses
+    }
+
+    /// That it is still the one this node made. A transaction that has these compares can no longer commit once
+    /// the epoch has moved or the lease is gone.
+    pub fn compares(&self) -> [Compare; 2] {
+        [Compare::present(keys::node(&self.name)), Compare::mod_revision(keys::epoch(&self.name), self.epoch)]
+    }
+}
+
+/// Why a node may not register.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    #[error(
+        "another node is registered as {name} and is alive (node start {other}); give this one a name of its own \
+         with --node, or stop the other"
+    )]
+    NameTaken { name: NodeName, other: NodeStart },
+    #[error(transparent)]
+    Unreadable(#[from] values::Unreadable),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// How the rest of the node sees its registration. Cheap to clone.
+#[derive(Clone)]
+pub struct Standing {
+    pub me: Arc<Me>,
+    current: watch::Receiver<Registered>,
+    asks: mpsc::Sender<Ask>,
+}
+
+/// The registration at this moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Registered {
+    Yes(Registration),
+    /// The lease is lost, and a new registration is not made yet.
+    NotNow,
+}
+
+/// What the owner of the registration is asked for.
+enum Ask {
+    /// Move the epoch on from this revision.
+    Fence { from: Revision, done: oneshot::Sender<()> },
+    /// Show these digests of job files, by source.
+    Files(BTreeMap<String, String>),
+}
+
+impl Standing {
+    /// The present registration, waiting for one if there is none.
+    pub async fn registration(&mut self) -> Registration {
+        loop {
+            if let Registered::Yes(registration) = &*self.current.borrow_and_update() {
+                return registration.clone();
+            }
+            if self.current.changed().await.is_err() {
+                // The owner is gone: the node is leaving and claims nothing more.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Waits for the next registration, or for the loss of this one.
+    pub async fn changed(&mut self) -> Registered {
+        if self.current.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        self.current.borrow_and_update().clone()
+    }
+
+    /// Makes sure that nothing sent under `old` can commit any more. When this returns, the registration is another.
+    pub async fn fence(&mut self, old: &Registration) {
+        let (done, fenced) = oneshot::channel();
+        let sent = self.asks.send(Ask::Fence { from: old.epoch, done }).await;
+        if sent.is_err() || fenced.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Shows others what this node's own job files are.
+    pub async fn show_files(&self, files: BTreeMap<String, String>) {
+        // A node that is leaving shows nothing any more.
+        let _ = self.asks.send(Ask::Files(files)).await;
+    }
+}
+
+/// Registers, and returns once that is done; a task then keeps it up until `stop`, and gives the lease back.
+///
+/// The store may be away for as long as it likes; what is refused is a name that somebody else has.
+pub async fn register_and_stay(
+    store: Store,
+    me: Me,
+    presence: Presence,
+    stop: CancellationToken,
+) -> Result<(Standing, impl Future<Output = Result<(), Refused>>), Refused> {
+    let mut owner = Owner { store, me: me.clone(), presence, lease: None, losses: 0 };
+    let registration = owner.register().await?;
+    info!(node = %me.name, start = %me.start, epoch = %registration.epoch, "registered");
+    let (tell, current) = watch::channel(Registered::Yes(registration.clone()));
+    let (asks, asked) = mpsc::channel(64);
+    let standing = Standing { me: Arc::new(me), current, asks };
+    Ok((standing, owner.stay(registration, tell, asked, stop)))
+}
+
+struct Owner {
+    store: Store,
+    me: Me,
+    presence: Presence,
+    /// The lease of the last registration.
+    lease: Option<LeaseId>,
+    losses: u32,
+}
+
+/// What can wake the owner.
+enum Wake {
+    Renew,
+    Asked(Ask),
+    Stop,
+}
+
+impl Owner {
+    /// Keeps the registration up. Ends when told to stop, or when another daemon has this node's identity.
+    async fn stay(
+        mut self,
+        mut registration: Registration,
+        tell: watch::Sender<Registered>,
+        mut asked: mpsc::Receiver<Ask>,
+        stop: CancellationToken,
+    ) -> Result<(), Refused> {
+        let mut ticks = interval(RENEW_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut out_of_touch = false;
+        loop {
+            let wake = tokio::select! {
+                biased;
+                () = stop.cancelled() => Wake::Stop,
+                Some(ask) = asked.recv() => Wake::Asked(ask),
+                _ = ticks.tick() => Wake::Renew,
+            };
+            match wake {
+                Wake::Stop => break,
+                Wake::Asked(Ask::Files(files)) => {
+                    if self.presence.files != files {
+                        self.presence.files = files;
+                        registration = self.register().await?;
+                        tell.send_replace(Registered::Yes(registration.clone()));
+                    }
+                }
+                Wake::Asked(Ask::Fence { from, done }) => {
+                    // Many tasks may ask at once for what one fence gives them all.
+                    if from == registration.epoch {
+                        registration = self.register().await?;
+                        debug!(node = %self.me.name, epoch = %registration.epoch, "fenced");
+                        tell.send_replace(Registered::Yes(registration.clone()));
+                    }
+                    // Who asked may have gone.
+                    let _ = done.send(());
+                }
+                Wake::Renew => match self.renew(&registration).await {
+                    Ok(_) => {
+                        if std::mem::take(&mut out_of_touch) {
+                            info!(node = %self.me.name, "in touch with the store again");
+                        }
+                    }
+                    Err(StoreError::LeaseGone) => {
+                        warn!(node = %self.me.name, "the lease was lost, registering again");
+                        tell.send_replace(Registered::NotNow);
+                        registration = self.register().await?;
+                        info!(node = %self.me.name, epoch = %registration.epoch, "registered again");
+                        tell.send_replace(Registered::Yes(registration.clone()));
+                    }
+                    Err(error) => {
+                        if !std::mem::replace(&mut out_of_touch, true) {
+                            warn!(node = %self.me.name, %error, "the lease could not be renewed, trying on");
+                        }
+                    }
+                },
+            }
+        }
+        // Deregistered last: until its records are written, others must still see this node alive.
+        fail_point!("register.revoke");
+        if let Err(error) = self.store.revoke(registration.lease).await {
+            warn!(node = %self.me.name, %error, "the lease could not be given back; it runs out by itself");
+        }
+        Ok(())
+    }
+
+    async fn renew(&self, registration: &Registration) -> Result<Duration, StoreError> {
+        fail_point!("register.renew");
+        self.store.renew(registration.lease).await
+    }
+
+    /// Registers, trying for as long as the store is away.
+    async fn register(&mut self) -> Result<Registration, Refused> {
+        let mut pause = LOOK_AGAIN;
+        let mut taken_since = None;
+        let mut told = false;
+        loop {
+            match self.try_register(&mut taken_since).await {
+                Ok(Some(registration)) => return Ok(registration),
+                Ok(None) => pause = LOOK_AGAIN,
+                Err(Refused::Store(error)) if error.passes() || matches!(error, StoreError::LeaseGone) => {
+                    if !std::mem::replace(&mut told, true) {
+                        warn!(node = %self.me.name, %error, "not registered yet, trying on");
+                    }
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                Err(Refused::Store(error)) if error.needs_help() => {
+                    warn!(node = %self.me.name, %error, "cannot register, trying on");
+                    pause = LONGEST_PAUSE * 5;
+                }
+                Err(refused) => return Err(refused),
+            }
+            fail_point!("register.pause");
+            sleep(pause.mul_f64(0.5 + self.store.random() / 2.0)).await;
+        }
+    }
+
+    /// One try. `None`: somebody else wrote meanwhile, or the name is not free yet; look again.
+    async fn try_register(
+        &mut self,
+        taken_since: &mut Option<(Revision, Instant)>,
+    ) -> Result<Option<Registration>, Refused> {
+        let (node, epoch) = (keys::node(&self.me.name), keys::epoch(&self.me.name));
+        fail_point!("register.read");
+        let seen = self.store.txn(Txn::new().then([Op::get(node.as_str()), Op::get(epoch.as_str())])).await?;
+        let (there, before) = (seen.got(0).first(), seen.got(1).first());
+        let counter = match before {
+            Some(entry) => values::decode::<Epoch>(&entry.key, &entry.value)?.counter,
+            None => 0,
+        };
+        let lease = match there {
+            None => None,
+            Some(entry) => {
+                let presence: Presence = values::decode(&entry.key, &entry.value)?;
+                if presence.node_start != self.me.start {
+                    return self.wait_for_name(entry, &presence, taken_since);
+                }
+                // Ours of a moment ago, or of the daemon before this one: the lease goes on.
+                match entry.lease {
+                    Some(lease) => {
+                        fail_point!("register.lease");
+                        match self.store.renew(lease).await {
+                            Ok(_) => Some((lease, entry)),
+                            Err(StoreError::LeaseGone) => return Ok(None),
+                            Err(error) => return Err(error.into()),
+                        }
+                    }
+                    None => None,
+                }
+            }
+        };
+        let at = |entry: Option<&Entry>| entry.map_or(Revision(0), |entry| entry.mod_revision);
+        let unchanged = [
+            Compare::mod_revision(node.as_str(), at(there)),
+            Compare::mod_revision(epoch.as_str(), at(before)),
+        ];
+        let next = values::encode(&Epoch::new(self.me.start, counter + 1, self.me.instance.clone()));
+        let mut writes = vec![Op::put(epoch.as_str(), next)];
+        let shown = values::encode(&self.presence);
+        let lease = match lease {
+            // Nobody watches epochs: a restart or a fence wakes nobody.
+            Some((lease, entry)) if entry.value == shown => lease,
+            Some((lease, _)) => {
+                writes.push(Op::put_on(node.as_str(), shown, lease));
+                lease
+            }
+            None => {
+                fail_point!("register.grant");
+                let lease = self.store.grant(LEASE).await?.id;
+                writes.push(Op::put_on(node.as_str(), shown, lease));
+                lease
+            }
+        };
+        // Safe when two do it at once: both keys must be as they were read. When no answer comes, reading again
+        // and moving the epoch once more is as good.
+        fail_point!("register.write");
+        let reply = self.store.txn(Txn::when(unchanged).then(writes)).await?;
+        if !reply.succeeded {
+            return Ok(None);
+        }
+        if self.lease.replace(lease).is_some_and(|before| before != lease) {
+            self.losses += 1;
+        }
+        Ok(Some(Registration {
+            name: self.me.name.clone(),
+            epoch: reply.revision,
+            counter: counter + 1,
+            lease,
+            losses: self.losses,
+        }))
+    }
+
+    /// The name belongs to another node start: its lease is given time to run out. A key that is still there then
+    /// has been renewed.
+    fn wait_for_name(
+        &self,
+        entry: &Entry,
+        presence: &Presence,
+        taken_since: &mut Option<(Revision, Instant)>,
+    ) -> Result<Option<Registration>, Refused> {
+        match taken_since {
+            Some((revision, since)) if *revision == entry.create_revision => {
+                if since.elapsed() > NAME_IS_FREE_AFTER {
+                    return Err(Refused::NameTaken {
+                        name: self.me.name.clone(),
+                        other: presence.node_start,
+                    });
+                }
+            }
+            _ => {
+                info!(node = %self.me.name, other = %presence.node_start,
+                      "the name is another node's or an earlier life's, waiting for its lease to run out");
+                *taken_since = Some((entry.create_revision, Instant::now()));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,132 @@
+//! The finish: a lock becomes a record, in one transaction.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::warn;
+
+use crate::fail_point;
+use crate::race::Claim;
+use crate::record::Record;
+use crate::store::values::{self, Lock, Status};
+use crate::store::{Compare, Op, Store, StoreError, Together, Txn, keys};
+
+/// What became of a result.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It is the fire's record.
+    Record(Record),
+    /// Somebody else had closed the fire: it is kept beside that one's record.
+    Late(Record),
+}
+
+impl Written {
+    pub fn record(&self) -> &Record {
+        match self {
+            Written::Record(record) | Written::Late(record) => record,
+        }
+    }
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Writes the result of a claim, for as long as it takes: a store that is away or full is waited for.
+///
+/// This node's registration does not matter here: a true result is never lost.
+///
+/// Errors: the store refuses the write for good.
+pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result<Written, StoreError> {
+    let (store, fire) = (together.store(), claim.fire().clone());
+    let (lock_key, record_key) = (keys::lock(&fire), keys::record(&fire));
+    let status_key = keys::status(&fire.job, &fire.lane);
+    let mut revision = claim.revision();
+    let status = match claim.status() {
+        Some(status) => Some(status.clone()),
+        None => {
+            fail_point!("finish.status");
+            let read = store.get(&status_key).await.ok().flatten();
+            read.and_then(|entry| values::decode::<Status>(&entry.key, &entry.value).ok())
+        }
+    };
+    let value = values::encode_record(&record);
+    let status = values::encode(&Status::after(status.as_ref(), &record));
+    let mut pause = FIRST_PAUSE;
+    loop {
+        // Safe when done twice, and when another takes the lock over at the same time: the lock is at this revision
+        // for one of the writers only.
+        let txn = Txn::when([Compare::mod_revision(lock_key.as_str(), revision)])
+            .then([
+                Op::delete(lock_key.as_str()),
+                Op::put(record_key.as_str(), value.as_slice()),
+                Op::put(status_key.as_str(), status.as_slice()),
+            ])
+            .otherwise([Op::get(lock_key.as_str()), Op::get(record_key.as_str())]);
+        fail_point!("finish.send");
+        match together.txn([fire.job.as_str()], txn).await {
+            Ok(reply) if reply.succeeded => return Ok(Written::Record(record)),
+            Ok(reply) => {
+                let ours = claim.lock();
+                let lock = reply.got(0).first();
+                if let Some(entry) = lock
+                    && let Ok(found) = values::decode::<Lock>(&entry.key, &entry.value)
+                    && found.is_of(&ours.node, ours.node_start, ours.attempt)
+                {
+                    // A rewrite of ours whose answer never came.
+                    revision = entry.mod_revision;
+                    continue;
+                }
+                let written = reply.got(1).first().is_some_and(|entry| {
+                    values::decode_record(fire.clone(), &entry.key, &entry.value)
+                        .is_ok_and(|there| is_ours(&there, &record))
+                });
+                if written {
+                    return Ok(Written::Record(record));
+                }
+                fail_point!("finish.late");
+                return write_late(store, &claim, record).await;
+            }
+            Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,
+        }
+    }
+}
+
+/// Whether a record that is there already is this result: of the same claim, and written by its holder.
+fn is_ours(there: &Record, ours: &Record) -> bool {
+    let claim =
+        |record: &Record| record.run.as_ref().map(|run| (run.node.clone(), run.node_start, run.attempt));
+    claim(there) == claim(ours) && there.writer == ours.writer
+}
+
+/// Keeps a true result beside the record that somebody else wrote. Safe to do twice: the key is the claim's own.
+async fn write_late(store: &Store, claim: &Claim, record: Record) -> Result<Written, StoreError> {
+    let lock = claim.lock();
+    let key = keys::late_record(claim.fire(), lock.node_start, lock.attempt);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        fail_point!("late.send");
+        match store.txn(Txn::new().then([Op::put(key.as_str(), values::encode_record(&record))])).await {
+            Ok(_) => return Ok(Written::Late(record)),
+            Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,
+        }
+    }
+}
+
+/// Waits before the next try, where one may help.
+async fn wait_or_give_up(
+    store: &Store,
+    record: &Record,
+    error: StoreError,
+    pause: &mut Duration,
+) -> Result<(), StoreError> {
+    if !error.passes() && !error.needs_help() {
+        return Err(error);
+    }
+    if *pause == FIRST_PAUSE {
+        warn!(job = %record.fire.job, fire = %record.fire.id, %error, "the record is not written yet, trying on");
+    }
+    fail_point!("finish.pause");
+    sleep(pause.mul_f64(0.5 + store.random() / 2.0)).await;
+    *pause = (*pause * 2).min(LONGEST_PAUSE);
+    Ok(())
+}
