@@ -26,6 +26,7 @@ pub mod fail_point;
 pub mod clock;
 pub mod files;
 pub mod store;
+pub mod config;
 pub mod child;
 pub mod output;
 pub mod guard;
@@ -36,3 +37,4 @@ pub mod run;
 pub mod sync;
 
 // Doors: where people come in.
+pub mod daemon;

@@ -1,0 +1,763 @@
+//! The daemon: one node, from its start to its leave.
+//!
+//! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
+//! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
+
+mod leave;
+mod publish;
+mod pursuit;
+mod signals;
+pub mod state;
+mod waiting;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use chrono::TimeDelta;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, info, warn};
+use ulid::Ulid;
+
+use self::publish::Files;
+use self::pursuit::{Pursuit, Step};
+use self::signals::{Signal, Signals};
+use self::state::State;
+use self::waiting::Waiting;
+use crate::clock::Clock;
+use crate::config::Policy;
+use crate::fire::{Fire, FireId};
+use crate::guard::RunFolder;
+use crate::job::{DEFAULT_KILL_AFTER, Job, JobName};
+use crate::node::{Labels, NodeName};
+use crate::planner::{Planned, Planner, START_WITHIN};
+use crate::race::{self, Candidate, Found, Me, Registered, Standing, Unrun};
+use crate::record::Outcome;
+use crate::run::{self, Account, Order, Place};
+use crate::schedule::Timestamp;
+use crate::store::values::{self, Definition, Facts, Presence, Status};
+use crate::store::{
+    Access, Address, Entry, Event, Follow, Revision, Seen, Store, StoreError, Together, keys,
+};
+
+/// How a node is to run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub store: Address,
+    pub access: Access,
+    pub node: NodeName,
+    pub labels: Labels,
+    /// How many runs at once.
+    pub slots: u32,
+    /// The node's state folder.
+    pub state: PathBuf,
+    /// Job files and folders to keep the store in step with.
+    pub jobs: Vec<PathBuf>,
+    /// How long an orderly stop waits for runs before it ends them.
+    pub drain_timeout: Duration,
+    /// Whose commands this node runs.
+    pub policy: Policy,
+    pub clock: Clock,
+}
+
+/// Runs the node until it is told to stop.
+///
+/// Errors: it could not start, or another node has its name.
+pub async fn daemon(options: Options) -> anyhow::Result<()> {
+    // Signals first: one that comes while we start must not be lost.
+    let signals = Signals::new()?;
+    let state = Arc::new(State::open(&options.state, options.node.as_str())?);
+    let store = Store::open(&options.store, &options.access).await?;
+    let place = Place {
+        store: store.clone(),
+        together: Together::new(store.clone()),
+        clock: options.clock,
+        runs: state.runs(),
+        outputs: state.outputs(),
+        guard: guard_program()?,
+        account: Account::own().context("the user database cannot be read")?,
+        policy: options.policy.clone(),
+    };
+    let me = Me { name: options.node.clone(), start: state.start, instance: Ulid::generate().to_string() };
+    let presence = Presence::new(Facts {
+        node_start: state.start,
+        labels: &options.labels,
+        slots: options.slots,
+        files: BTreeMap::new(),
+        at: options.clock.now(),
+    });
+    info!(node = %me.name, store = %store.describe(), version = env!("CARGO_PKG_VERSION"),
+          tzdata = crate::schedule::tzdata_version(), slots = options.slots, "starting");
+    let gone = CancellationToken::new();
+    let registered = race::register_and_stay(store.clone(), me, presence, gone.clone());
+    let (standing, staying) = tokio::select! {
+        registered = registered => registered?,
+        // Nothing is held yet, so nothing is to be given back.
+        () = signals.stop() => return Ok(()),
+    };
+    let mut services = JoinSet::new();
+    services.spawn(async move { staying.await.map_err(anyhow::Error::from) });
+    let reload = Arc::new(Notify::new());
+    if !options.jobs.is_empty() {
+        let files = Files {
+            store: store.clone(),
+            clock: options.clock,
+            paths: options.jobs.clone(),
+            state: state.clone(),
+            standing: standing.clone(),
+            reload: reload.clone(),
+        };
+        let gone = gone.clone();
+        services.spawn(async move {
+            tokio::select! {
+                () = gone.cancelled() => Ok(()),
+                () = files.keep_published() => Ok(()),
+            }
+        });
+    }
+    let daemon = Daemon::take_up(options, place, standing, &state, signals, services, reload, gone).await?;
+    daemon.live().await
+}
+
+/// The guard that belongs to this release: beside the daemon's own executable, or where packages put it.
+fn guard_program() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("the path of the running program is not known")?;
+    let folder = own.parent().context("the running program lies in no folder")?;
+    let places = [folder.join("fleetcron-guard"), folder.join("../lib/fleetcron/fleetcron-guard")];
+    let there = places.iter().find(|path| path.is_file());
+    there.cloned().with_context(|| format!("there is no fleetcron-guard beside {}", own.display()))
+}
+
+struct Daemon {
+    options: Options,
+    place: Place,
+    standing: Standing,
+    planner: Planner,
+    clock: ClockSeen,
+    /// When the clock was last looked at.
+    looked: Instant,
+    /// What each job last came to when this daemon began: spares races for what is decided, at the first look.
+    decided: HashMap<JobName, String>,
+    jobs: Follow,
+    requests: Follow,
+    nodes: Follow,
+    /// Nodes whose time zone data were said to differ from ours.
+    strangers: BTreeSet<String>,
+    /// Requests that are not dealt with yet.
+    asked: BTreeMap<String, Fire>,
+    /// Fires that wait for a slot.
+    waiting: Waiting,
+    /// Fires that were superseded while they waited, and have no record yet.
+    unrun: VecDeque<(Fire, Unrun)>,
+    /// Fires whose definition was not the present one when they were raced for.
+    outdated: Vec<(Fire, Revision)>,
+    /// Fires in this node's hands: each has a task that races for it or runs it.
+    hands: HashMap<Fire, Hand>,
+    tasks: JoinSet<(Fire, Step)>,
+    /// Where the tasks tell that they won.
+    won: (mpsc::Sender<Fire>, mpsc::Receiver<Fire>),
+    services: JoinSet<anyhow::Result<()>>,
+    signals: Signals,
+    reload: Arc<Notify>,
+    /// Cancelled when nothing more is to be claimed.
+    leaving: CancellationToken,
+    /// Cancelled when the registration is to be given back.
+    gone: CancellationToken,
+    /// How often the lease had been lost when the locks were last verified.
+    losses: u32,
+    /// The store has told its jobs at least once.
+    knows_jobs: bool,
+}
+
+/// What the clock showed at the last look.
+enum ClockSeen {
+    Never,
+    Well,
+    /// An earlier time than before: it was set back.
+    Behind,
+}
+
+/// How far apart the clocks of two nodes may be without a word.
+const FROM_THE_FUTURE: TimeDelta = TimeDelta::minutes(1);
+
+/// Less than the planner takes for a gap.
+const LOOK_AT_CLOCK_EVERY: Duration = Duration::from_secs(2);
+
+/// A clock that is set back by less than this is not worth a word.
+const CLOCK_WAVERS: TimeDelta = TimeDelta::seconds(5);
+
+/// How many superseded fires may wait for the store to come back before some are let go of.
+const MOST_UNRUN: usize = 10_000;
+
+/// A fire in hand.
+struct Hand {
+    task: tokio::task::AbortHandle,
+    orders: watch::Sender<Order>,
+    /// Its lock is this node's, as far as is known.
+    held: bool,
+    kill_after: Duration,
+}
+
+/// Everything that can wake the daemon. The list is closed on purpose.
+enum Wake {
+    Jobs(Seen),
+    Requests(Seen),
+    Nodes(Seen),
+    FireDue,
+    Won(Fire),
+    Ended(Result<(Fire, Step), JoinError>),
+    Registered(Registered),
+    ServiceEnded(Result<anyhow::Result<()>, JoinError>),
+    Signal(Signal),
+}
+
+impl Daemon {
+    /// Takes back what an earlier life left, and begins to follow the store.
+    #[expect(clippy::too_many_arguments, reason = "called once, with the parts that the start has made")]
+    async fn take_up(
+        options: Options,
+        place: Place,
+        standing: Standing,
+        state: &State,
+        signals: Signals,
+        services: JoinSet<anyhow::Result<()>>,
+        reload: Arc<Notify>,
+        gone: CancellationToken,
+    ) -> anyhow::Result<Daemon> {
+        let store = place.store.clone();
+        // After the registration: what an earlier daemon sent can no longer commit, so this list is whole.
+        let left = race::mine(&store, &standing.me).await?;
+        let decided = last_decided(&store).await?;
+        // Fires that came due while this node was away may still start.
+        let most_at_once = options.slots as usize;
+        let (from, pace) = (options.clock.now() - START_WITHIN, options.clock.pace());
+        let mut daemon = Daemon {
+            jobs: store.follow(keys::jobs()),
+            requests: store.follow(keys::requests()),
+            nodes: store.follow(keys::nodes()),
+            strangers: BTreeSet::new(),
+            options,
+            place,
+            standing,
+            planner: Planner::new(from).at_pace(pace),
+            clock: ClockSeen::Never,
+            looked: Instant::now(),
+            decided,
+            asked: BTreeMap::new(),
+            waiting: Waiting::default(),
+            unrun: VecDeque::new(),
+            outdated: Vec::new(),
+            hands: HashMap::new(),
+            tasks: JoinSet::new(),
+            // Each fire in hand tells it once.
+            won: mpsc::channel(most_at_once),
+            services,
+            signals,
+            reload,
+            leaving: CancellationToken::new(),
+            gone,
+            losses: 0,
+            knows_jobs: false,
+        };
+        daemon.clear_orphan_folders(&left);
+        for found in left {
+            if state.is_own(found.lock.node_start) {
+                daemon.take_back(found).await?;
+            } else {
+                warn!(job = %found.fire.job, fire = %found.fire.id, start = %found.lock.node_start,
+                      "a lock names this node but is of another machine's life; it is left alone");
+            }
+        }
+        Ok(daemon)
+    }
+
+    /// Lives until told to stop, then leaves.
+    async fn live(mut self) -> anyhow::Result<()> {
+        let end = loop {
+            match self.next_wake().await {
+                Wake::Jobs(seen) => self.jobs_seen(seen),
+                Wake::Requests(seen) => self.requests_seen(seen),
+                Wake::Nodes(seen) => self.nodes_seen(seen),
+                Wake::FireDue => self.race_for_due(),
+                Wake::Won(fire) => self.hold(&fire),
+                Wake::Ended(ended) => self.ended(ended),
+                Wake::Registered(registered) => self.registered(registered).await,
+                Wake::ServiceEnded(ended) => {
+                    let end = service_end(ended);
+                    if let Err(error) = &end {
+                        error!(node = %self.options.node, "this node cannot go on: {error:#}");
+                    }
+                    // Without a registration no claim of ours can be sent or settled any more.
+                    self.let_go_of_races();
+                    break end;
+                }
+                Wake::Signal(Signal::Reload) => {
+                    info!("reloading the job files");
+                    self.reload.notify_one();
+                }
+                Wake::Signal(Signal::Stop) => break Ok(()),
+            }
+        };
+        self.leave().await;
+        end
+    }
+
+    /// Waits. Every branch is safe to cancel; which of them is ready says nothing about what is done.
+    async fn next_wake(&mut self) -> Wake {
+        let until_due = self.until_due();
+        tokio::select! {
+            signal = self.signals.next() => Wake::Signal(signal),
+            Some(ended) = self.services.join_next() => Wake::ServiceEnded(ended),
+            registered = self.standing.changed() => Wake::Registered(registered),
+            Some(fire) = self.won.1.recv() => Wake::Won(fire),
+            Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
+            () = tokio::time::sleep(until_due) => Wake::FireDue,
+            seen = self.jobs.next() => Wake::Jobs(seen),
+            seen = self.requests.next() => Wake::Requests(seen),
+            seen = self.nodes.next() => Wake::Nodes(seen),
+        }
+    }
+
+    /// How long to sleep: never so long that a stepped clock goes unnoticed, however much else wakes this loop.
+    fn until_due(&self) -> Duration {
+        let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(self.looked.elapsed());
+        match self.planner.next_due() {
+            Some(at) => self.options.clock.until(at).min(longest),
+            None => longest,
+        }
+    }
+
+    fn jobs_seen(&mut self, seen: Seen) {
+        match seen {
+            Seen::All { entries, .. } => {
+                let there: std::collections::HashSet<_> =
+                    entries.iter().map(|entry| keys::name_of(&entry.key).to_owned()).collect();
+                let removed: Vec<JobName> =
+                    self.planner.names().filter(|name| !there.contains(name.as_str())).cloned().collect();
+                for name in removed {
+                    self.forget(&name);
+                }
+                for entry in entries {
+                    self.define(entry);
+                }
+                if !std::mem::replace(&mut self.knows_jobs, true) {
+                    info!(node = %self.options.node, jobs = self.planner.len(), "ready");
+                }
+            }
+            Seen::Changes { events, .. } => {
+                for event in events {
+                    match event {
+                        Event::Put(entry) => self.define(entry),
+                        Event::Delete { key, .. } => {
+                            if let Ok(name) = keys::name_of(&key).parse() {
+                                self.forget(&name);
+                            }
+                        }
+                    }
+                }
+            }
+            Seen::OutOfTouch { error } => {
+                warn!(node = %self.options.node, %error, "the store is out of touch, trying on");
+            }
+        }
+        self.race_again_for_outdated();
+        self.race_for_requests();
+    }
+
+    fn define(&mut self, entry: Entry) {
+        let definition = entry.mod_revision;
+        match Definition::decode(&entry.key, &entry.value) {
+            Ok(Definition { job, since, .. }) => {
+                if self.planner.get(&job.name).is_some_and(|known| known.definition == definition.0) {
+                    return;
+                }
+                debug!(job = %job.name, %definition, "job defined");
+                if since > self.options.clock.now() + FROM_THE_FUTURE {
+                    warn!(job = %job.name, %since,
+                          "the job is defined by a clock that is ahead of this one, and is not due before that");
+                }
+                for (_, error) in job.schedule.impossible() {
+                    warn!(job = %job.name, %error, "this schedule never fires");
+                }
+                self.planner.put(Planned { job: Arc::new(job), definition: definition.0, since });
+            }
+            Err(error) => {
+                warn!(%error, "a job is passed over, the others go on");
+                // What it was before is no longer what is wanted.
+                if let Ok(name) = keys::name_of(&entry.key).parse() {
+                    self.planner.remove(&name);
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &JobName) {
+        debug!(job = %name, "job removed");
+        self.planner.remove(name);
+        self.waiting.forget(name);
+    }
+
+    fn requests_seen(&mut self, seen: Seen) {
+        match seen {
+            Seen::All { entries, .. } => {
+                self.asked.clear();
+                self.asked.extend(entries.into_iter().filter_map(requested));
+            }
+            Seen::Changes { events, .. } => {
+                for event in events {
+                    match event {
+                        Event::Put(entry) => self.asked.extend(requested(entry)),
+                        Event::Delete { key, .. } => {
+                            self.asked.remove(&key);
+                        }
+                    }
+                }
+            }
+            // The jobs' own says it.
+            Seen::OutOfTouch { .. } => {}
+        }
+        self.race_for_requests();
+    }
+
+    /// Nodes with other time zone data than ours may work out other fires: that is said, once for each.
+    fn nodes_seen(&mut self, seen: Seen) {
+        let entries = match seen {
+            Seen::All { entries, .. } => entries,
+            Seen::Changes { events, .. } => events
+                .into_iter()
+                .filter_map(|event| match event {
+                    Event::Put(entry) => Some(entry),
+                    Event::Delete { .. } => None,
+                })
+                .collect(),
+            Seen::OutOfTouch { .. } => return,
+        };
+        let ours = crate::schedule::tzdata_version();
+        for entry in entries {
+            let Ok(presence) = values::decode::<Presence>(&entry.key, &entry.value) else { continue };
+            let other = keys::name_of(&entry.key);
+            if presence.tzdata == ours {
+                self.strangers.remove(other);
+            } else if self.strangers.insert(other.to_owned()) {
+                warn!(node = %self.options.node, other, ours, theirs = presence.tzdata,
+                      "another node has other time zone data, so the two may disagree on when a job is due; \
+                       bring both to the same release");
+            }
+        }
+    }
+
+    /// Races for the fires that have come due since the last look.
+    fn race_for_due(&mut self) {
+        self.looked = Instant::now();
+        if !self.knows_jobs {
+            return;
+        }
+        let now = self.options.clock.now();
+        self.look_at_clock(now);
+        let decided = std::mem::take(&mut self.decided);
+        let now_as_id = FireId::scheduled(now).to_string();
+        for fire in self.planner.due(now) {
+            // From before this daemon: decided while it was away, if it was not the last to be. What a clock that was
+            // ahead has decided says nothing of what is due now.
+            let ours = fire.id.to_string();
+            if decided.get(&fire.job).is_some_and(|last| *last >= ours && *last <= now_as_id) {
+                continue;
+            }
+            self.race_for(fire);
+        }
+    }
+
+    /// Says so where the clock is why fires are left out.
+    fn look_at_clock(&mut self, now: Timestamp) {
+        let (node, until) = (&self.options.node, self.planner.planned_until());
+        match self.clock {
+            // What came due before the first look was due while this node was away.
+            ClockSeen::Never => {}
+            ClockSeen::Behind if now < until => return,
+            ClockSeen::Well | ClockSeen::Behind if self.planner.is_gap(now) => {
+                warn!(%node, from = %until, to = %now,
+                      "the clock was set forward, or this machine stood still; of what was due in between, only the \
+                       newest fire of each job is run");
+            }
+            ClockSeen::Well if now + CLOCK_WAVERS < until => {
+                warn!(%node, %now, %until,
+                      "the clock was set back; scheduled fires up to the latest it has shown are dealt with, so none \
+                       is due before it shows that again (a restart of this node begins at the present time)");
+                self.clock = ClockSeen::Behind;
+                return;
+            }
+            ClockSeen::Well | ClockSeen::Behind => {}
+        }
+        self.clock = ClockSeen::Well;
+    }
+
+    fn race_for_requests(&mut self) {
+        let asked: Vec<Fire> =
+            self.asked.values().filter(|fire| !self.hands.contains_key(fire)).cloned().collect();
+        for fire in asked {
+            // One for a job that this node does not know yet, or that is gone, waits.
+            if self.planner.get(&fire.job).is_some() {
+                self.race_for(fire);
+            }
+        }
+    }
+
+    fn race_again_for_outdated(&mut self) {
+        let now_known = |planner: &Planner, fire: &Fire, definition: Revision| {
+            planner.get(&fire.job).is_none_or(|known| known.definition != definition.0)
+        };
+        let (again, keep): (Vec<_>, Vec<_>) = std::mem::take(&mut self.outdated)
+            .into_iter()
+            .partition(|(fire, definition)| now_known(&self.planner, fire, *definition));
+        self.outdated = keep;
+        for (fire, _) in again {
+            self.race_for(fire);
+        }
+    }
+
+    /// Races for a fire, or has it wait for a slot.
+    fn race_for(&mut self, fire: Fire) {
+        if self.hands.contains_key(&fire) {
+            return;
+        }
+        if self.hands.len() >= self.options.slots as usize {
+            self.wait_for_slot(fire);
+            return;
+        }
+        let Some(planned) = self.planner.get(&fire.job) else {
+            info!(job = %fire.job, fire = %fire.id, "not run: the job is gone");
+            return;
+        };
+        let at = fire.scheduled_at();
+        if matches!(fire.id, FireId::Scheduled(_)) && !planned.owes(at) {
+            info!(job = %fire.job, fire = %fire.id, "not run: the job changed, and it is not due any more");
+            return;
+        }
+        let candidate = Candidate {
+            fire: fire.clone(),
+            definition: Revision(planned.definition),
+            overlap: planned.job.overlap,
+            was: planned.job.was.clone(),
+            last_start: planned.last_start(at),
+        };
+        let (job, kill_after) = (planned.job.clone(), planned.job.kill_after);
+        let (orders, hear) = watch::channel(Order::GoOn);
+        let pursuit = Pursuit {
+            place: self.place.clone(),
+            standing: self.standing.clone(),
+            candidate,
+            job,
+            orders: hear,
+            won: self.won.0.clone(),
+            leaving: self.leaving.clone(),
+        };
+        self.take_in_hand(fire, kill_after, orders, pursuit.pursue());
+    }
+
+    /// Gives a fire a task of its own.
+    fn take_in_hand(
+        &mut self,
+        fire: Fire,
+        kill_after: Duration,
+        orders: watch::Sender<Order>,
+        task: impl Future<Output = Step> + Send + 'static,
+    ) {
+        let of = fire.clone();
+        let task = self.tasks.spawn(async move { (of, task.await) });
+        self.hands.insert(fire, Hand { task, orders, held: false, kill_after });
+    }
+
+    /// Puts a fire into the queue for a slot. A scheduled fire of the same job that waits there is superseded.
+    fn wait_for_slot(&mut self, fire: Fire) {
+        let by = fire.id;
+        let Some(older) = self.waiting.push(fire) else { return };
+        info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for a slot");
+        if self.unrun.len() >= MOST_UNRUN {
+            warn!(job = %older.job, fire = %older.id, "too many fires wait for the store, this one gets no record");
+            return;
+        }
+        let unrun = Unrun {
+            outcome: Outcome::Skipped,
+            reason: format!("superseded by {by} while it waited for a slot"),
+            because_of: None,
+        };
+        self.unrun.push_back((older, unrun));
+    }
+
+    /// Goes on with what waited for a slot.
+    fn use_free_slots(&mut self) {
+        while self.hands.len() < self.options.slots as usize {
+            if let Some(fire) = self.waiting.pop() {
+                self.race_for(fire);
+            } else if let Some((fire, unrun)) = self.unrun.pop_front() {
+                self.decide(fire, unrun);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Records a fire as not run, in a task of its own.
+    fn decide(&mut self, fire: Fire, unrun: Unrun) {
+        let (place, standing, of) = (self.place.clone(), self.standing.clone(), fire.clone());
+        let (orders, _) = watch::channel(Order::GoOn);
+        self.take_in_hand(fire, Duration::ZERO, orders, async move {
+            match pursuit::decide(&place, &standing, &of, &unrun).await {
+                Ok(_) => Step::Done,
+                Err(error) => Step::Refused(error),
+            }
+        });
+    }
+
+    /// Takes a lock of an earlier life back, in a task of its own.
+    async fn take_back(&mut self, found: Found) -> anyhow::Result<()> {
+        let job = job_now(&self.place.store, &found.fire.job).await?;
+        let (orders, hear) = watch::channel(Order::GoOn);
+        let kill_after = job.as_ref().map_or(DEFAULT_KILL_AFTER, |job| job.kill_after);
+        let (fire, place, mut standing) = (found.fire.clone(), self.place.clone(), self.standing.clone());
+        self.take_in_hand(fire.clone(), kill_after, orders, async move {
+            match run::take_back(&place, &mut standing, found, job.as_deref(), hear).await {
+                Ok(_) => Step::Done,
+                Err(error) => Step::Refused(error),
+            }
+        });
+        self.hold(&fire);
+        Ok(())
+    }
+
+    fn hear_of_wins(&mut self) {
+        while let Ok(fire) = self.won.1.try_recv() {
+            self.hold(&fire);
+        }
+    }
+
+    fn hold(&mut self, fire: &Fire) {
+        if let Some(hand) = self.hands.get_mut(fire) {
+            hand.held = true;
+        }
+    }
+
+    fn ended(&mut self, ended: Result<(Fire, Step), JoinError>) {
+        let (fire, step) = match ended {
+            Ok(ended) => ended,
+            Err(panicked) => {
+                // Its lock, if there is one, is closed at the next start.
+                let of = self
+                    .hands
+                    .iter()
+                    .find(|(_, hand)| hand.task.id() == panicked.id())
+                    .map(|(fire, _)| fire.clone());
+                error!(fire = ?of.as_ref().map(Fire::to_string), error = %panicked, "a task about a fire panicked");
+                let Some(of) = of else { return };
+                (of, Step::Done)
+            }
+        };
+        self.hands.remove(&fire);
+        match step {
+            Step::Done | Step::HeldBack => {}
+            Step::Refused(error) => {
+                error!(job = %fire.job, fire = %fire.id, %error, "the store refuses; nothing more is done about this fire now");
+            }
+            Step::Outdated { definition } => {
+                debug!(job = %fire.job, fire = %fire.id, %definition, "planned by a former definition");
+                self.outdated.push((fire, definition));
+                self.race_again_for_outdated();
+            }
+        }
+        self.use_free_slots();
+    }
+
+    /// Gives up what is not known to be held. What was claimed all the same is closed at the next start.
+    fn let_go_of_races(&mut self) {
+        self.hear_of_wins();
+        self.hands.retain(|_, hand| {
+            if !hand.held {
+                hand.task.abort();
+            }
+            hand.held
+        });
+    }
+
+    /// After a lost lease: which of the fires in hand are still this node's?
+    async fn registered(&mut self, registered: Registered) {
+        let Registered::Yes(registration) = registered else { return };
+        if std::mem::replace(&mut self.losses, registration.losses()) == registration.losses() {
+            // Made anew while the lease went on: nobody can have seen this node gone.
+            return;
+        }
+        let held: Vec<Fire> =
+            self.hands.iter().filter(|(_, hand)| hand.held).map(|(fire, _)| fire.clone()).collect();
+        if held.is_empty() {
+            return;
+        }
+        match race::still_mine(&self.place.store, &self.standing.me, &held).await {
+            Ok(answers) => {
+                for (fire, still) in held.iter().zip(answers) {
+                    if !still && let Some(hand) = self.hands.get(fire) {
+                        warn!(job = %fire.job, fire = %fire.id, "no longer this node's, stopping it at once");
+                        hand.orders.send_replace(Order::Kill("the lock was lost".to_owned()));
+                    }
+                }
+            }
+            // Nobody takes over another node's locks yet, so waiting for the next look does no harm.
+            Err(error) => warn!(%error, "the locks could not be verified"),
+        }
+    }
+
+    /// Run folders without a lock: their record is written, or their claim never was. Nothing may start there any more.
+    fn clear_orphan_folders(&self, left: &[Found]) {
+        let folders = match RunFolder::list(&self.place.runs) {
+            Ok(folders) => folders,
+            Err(error) => {
+                warn!(%error, "the run folders cannot be listed");
+                return;
+            }
+        };
+        for (name, folder) in folders {
+            let locked =
+                left.iter().any(|found| found.fire == name.fire && found.lock.attempt == name.attempt);
+            if locked {
+                continue;
+            }
+            if let Err(error) = run::clear_orphan(&self.place, &name, &folder) {
+                warn!(folder = %folder.path().display(), %error, "a run folder could not be cleared away");
+            }
+        }
+    }
+}
+
+/// A request to start a job, from its entry.
+fn requested(entry: Entry) -> Option<(String, Fire)> {
+    let fire = keys::fire_requested(&entry.key)?;
+    Some((entry.key, fire))
+}
+
+/// What each job last came to, by the id of its scheduled fire.
+async fn last_decided(store: &Store) -> Result<HashMap<JobName, String>, StoreError> {
+    let listing = store.list(keys::statuses()).await?;
+    let read = |entry: Entry| {
+        let job = entry.key.split('/').nth(1)?.parse().ok()?;
+        let status: Status = values::decode(&entry.key, &entry.value).ok()?;
+        matches!(status.last_fire.parse(), Ok(FireId::Scheduled(_))).then_some((job, status.last_fire))
+    };
+    Ok(listing.entries.into_iter().filter_map(read).collect())
+}
+
+/// The job as it is defined now, if it is.
+async fn job_now(store: &Store, name: &JobName) -> Result<Option<Arc<Job>>, StoreError> {
+    let entry = store.get(&keys::job(name)).await?;
+    Ok(entry
+        .and_then(|entry| Definition::decode(&entry.key, &entry.value).ok())
+        .map(|found| Arc::new(found.job)))
+}
+
+fn service_end(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<()> {
+    match ended {
+        Ok(ended) => ended,
+        Err(panicked) => Err(anyhow::Error::from(panicked).context("a part of the daemon panicked")),
+    }
+}

@@ -1,0 +1,109 @@
+//! The pursuit of one fire by this node: the race, and when it is won the run.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info};
+
+use crate::fire::Fire;
+use crate::job::Job;
+use crate::race::{self, Candidate, Raced, Standing, Unrun};
+use crate::record::Outcome;
+use crate::run::{self, Order, Place};
+use crate::store::{Revision, StoreError};
+
+/// All that it takes to pursue a fire.
+pub(super) struct Pursuit {
+    pub place: Place,
+    pub standing: Standing,
+    pub candidate: Candidate,
+    pub job: Arc<Job>,
+    pub orders: watch::Receiver<Order>,
+    /// Told when the race is won.
+    pub won: mpsc::Sender<Fire>,
+    /// Cancelled when nothing more is to be claimed.
+    pub leaving: CancellationToken,
+}
+
+/// What a task about a fire came to.
+pub(super) enum Step {
+    /// Nothing more is to be done about it by this node.
+    Done,
+    /// The definition was not this revision any more.
+    Outdated { definition: Revision },
+    /// Held back for now; a request waits on.
+    HeldBack,
+    /// The store refused, in a way that no other try cures.
+    Refused(StoreError),
+}
+
+impl Pursuit {
+    pub async fn pursue(mut self) -> Step {
+        let fire = self.candidate.fire.clone();
+        loop {
+            match self.race_and_run().await {
+                Ok(Ok(step)) => return step,
+                Ok(Err(unrun)) => match decide(&self.place, &self.standing, &fire, &unrun).await {
+                    Ok(true) => return Step::Done,
+                    // The lane is free again: race once more.
+                    Ok(false) => {}
+                    Err(error) => return Step::Refused(error),
+                },
+                Err(error) => return Step::Refused(error),
+            }
+        }
+    }
+
+    /// One race, and the run if it is won. Else why the fire is not to be run.
+    async fn race_and_run(&mut self) -> Result<Result<Step, Unrun>, StoreError> {
+        let Pursuit { place, standing, candidate, job, orders, won, leaving } = self;
+        let (fire, me) = (&candidate.fire, standing.me.clone());
+        let raced = race::claim(&place.together, standing, &place.clock, candidate, leaving).await?;
+        Ok(match raced {
+            Raced::Won(claim) => {
+                info!(job = %fire.job, fire = %fire.id, node = %me.name, token = claim.token(), "claimed");
+                // A daemon that is leaving does not listen any more.
+                let _ = won.try_send(fire.clone());
+                run::run(place, &me, claim, job, orders.clone()).await?;
+                Ok(Step::Done)
+            }
+            Raced::Decided(by) => {
+                debug!(job = %fire.job, fire = %fire.id, node = %me.name, ?by, "race lost");
+                Ok(Step::Done)
+            }
+            Raced::Changed => Ok(Step::Outdated { definition: candidate.definition }),
+            Raced::HeldBack => {
+                info!(job = %fire.job, fire = %fire.id, node = %me.name, "held back: paused or drained");
+                Ok(Step::HeldBack)
+            }
+            // Others race for it, or this node's next start does.
+            Raced::Leaving => Ok(Step::Done),
+            Raced::Busy { with, lock, revision } => Err(Unrun {
+                outcome: Outcome::Skipped,
+                reason: match with.job == fire.job {
+                    true => format!("overlap: {} is still running", with.id),
+                    false => format!("overlap: {with}, under the job's former name, is still running"),
+                },
+                because_of: Some((lock, revision)),
+            }),
+            Raced::TooLate => {
+                Err(Unrun { outcome: Outcome::Missed, reason: "too late".to_owned(), because_of: None })
+            }
+        })
+    }
+}
+
+/// Records that a fire is not run. False: the reason no longer holds.
+pub(super) async fn decide(
+    place: &Place,
+    standing: &Standing,
+    fire: &Fire,
+    unrun: &Unrun,
+) -> Result<bool, StoreError> {
+    let decided = race::decide_unrun(&place.together, &standing.me, &place.clock, fire, unrun).await?;
+    if decided {
+        info!(job = %fire.job, fire = %fire.id, outcome = %unrun.outcome, reason = unrun.reason, "not run");
+    }
+    Ok(decided)
+}
