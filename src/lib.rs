@@ -38,3 +38,4 @@ pub mod sync;
 
 // Doors: where people come in.
 pub mod daemon;
+pub mod cli;

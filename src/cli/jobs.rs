@@ -1,0 +1,191 @@
+//! `fleetcron jobs`: what is defined, when it runs next, and how it went last.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::failure::{Failure, say};
+use super::out::GiveUp::{All, OneLine};
+use super::out::{Table, or_dash};
+use super::read::{self, Paused, Scope};
+use super::{Door, time};
+use crate::node::NodeName;
+use crate::schedule::Timestamp;
+use crate::store::values::{Definition, Status};
+
+/// List jobs: when each runs next, and how its last fire ended
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The table shows NEXT by the clock of the job's own zone: the next fire that has not started. STATE is one of
+  enabled    its fires run
+  disabled   `enabled = false` in its file: it runs only when started by hand
+  paused     its fires pass without a run until it is resumed
+  running    it runs now, on the node named
+LAST is the outcome of the last fire that has a record; `fleetcron runs JOB` tells more.
+
+JSON has one object a line: job, schedule (a list when there are several), timezone, next, next_starts_at (later with \
+`splay`), last_outcome, last_fire, paused, running, enabled, running_on, failures_in_a_row, source, description, owner. Instants are \
+RFC 3339 in UTC; next is null when the job is disabled or never runs again.
+
+Examples:
+  fleetcron jobs
+  fleetcron jobs backup rotate-logs
+  fleetcron jobs --output json | jq -r 'select(.last_outcome == \"failed\").job'")]
+pub struct Args {
+    /// Only these jobs
+    #[arg(value_name = "JOB")]
+    names: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Row<'d> {
+    job: &'d str,
+    schedule: Texts<'d>,
+    timezone: &'d str,
+    next: Option<String>,
+    next_starts_at: Option<String>,
+    last_outcome: Option<&'d str>,
+    last_fire: Option<&'d str>,
+    paused: bool,
+    running: bool,
+    enabled: bool,
+    running_on: Vec<&'d str>,
+    failures_in_a_row: u32,
+    source: &'d str,
+    description: Option<&'d str>,
+    owner: Option<&'d str>,
+}
+
+/// Most jobs have one schedule.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum Texts<'d> {
+    One(&'d str),
+    Many(&'d [String]),
+}
+
+impl<'d> Texts<'d> {
+    pub fn of(texts: &'d [String]) -> Texts<'d> {
+        match texts {
+            [one] => Texts::One(one),
+            many => Texts::Many(many),
+        }
+    }
+}
+
+pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
+    let scope = Scope::of(&args.names)?;
+    let store = door.store().await?;
+    let statuses = read::statuses(&store, &scope).await?;
+    let running = read::running(&store, &scope).await?;
+    let paused = Paused::read(&store).await?;
+    let now = door.now();
+    let out = &mut door.out;
+    let nowhere = BTreeSet::new();
+    let give_up = &[All("ZONE"), OneLine("LAST"), OneLine("STATE"), OneLine("NEXT"), All("SCHEDULE")];
+    let mut table = Table::new(&["JOB", "SCHEDULE", "ZONE", "NEXT", "STATE", "LAST"], give_up);
+    let mut none = true;
+    let show = |definition: Definition| {
+        none = false;
+        let name = &definition.job.name;
+        let seen = Seen {
+            definition: &definition,
+            status: statuses.get(name.as_str()),
+            paused: paused.is(name),
+            running_on: running.get(name).unwrap_or(&nowhere),
+            next: next(&definition, now),
+        };
+        match out.is_json() {
+            true => out.json(&seen.row()),
+            false => table.row(out, seen.cells()),
+        }
+    };
+    let listed = read::each_definition(&store, &scope, show).await;
+    // What was found is shown, also when a name was not.
+    if listed.is_ok() || !table.is_empty() {
+        table.end(out)?;
+    }
+    read::ended_with(listed?)?;
+    if none {
+        say(format_args!("{} has no job yet; `fleetcron sync PATH` brings some", store.describe()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is known of one job.
+struct Seen<'d> {
+    definition: &'d Definition,
+    status: Option<&'d Status>,
+    paused: bool,
+    running_on: &'d BTreeSet<NodeName>,
+    next: Option<Timestamp>,
+}
+
+impl<'d> Seen<'d> {
+    fn row(&self) -> Row<'d> {
+        let job = &self.definition.job;
+        Row {
+            job: job.name.as_str(),
+            schedule: Texts::of(job.schedule.texts()),
+            timezone: job.schedule.zone().name(),
+            next: self.next.map(time::utc),
+            next_starts_at: self.next.map(|at| time::utc(time::start(at, job.delay()))),
+            last_outcome: self.status.map(|status| status.last_outcome.as_str()),
+            last_fire: self.status.map(|status| status.last_fire.as_str()),
+            paused: self.paused,
+            running: !self.running_on.is_empty(),
+            enabled: job.enabled,
+            running_on: self.running_on.iter().map(NodeName::as_str).collect(),
+            failures_in_a_row: self.status.map_or(0, |status| status.failures_in_a_row),
+            source: self.definition.source.as_str(),
+            description: job.description.as_deref(),
+            owner: job.owner.as_deref(),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let job = &self.definition.job;
+        vec![
+            job.name.to_string(),
+            job.schedule.texts().join(", "),
+            job.schedule.zone().to_string(),
+            or_dash(self.next.map(|at| time::due(at, job.delay(), job.schedule.zone()))),
+            self.state(),
+            or_dash(self.status.map(last)),
+        ]
+    }
+
+    fn state(&self) -> String {
+        let mut words = Vec::new();
+        if !self.running_on.is_empty() {
+            let nodes: Vec<_> = self.running_on.iter().map(NodeName::as_str).collect();
+            words.push(format!("running on {}", nodes.join(", ")));
+        }
+        if self.paused {
+            words.push("paused".to_owned());
+        }
+        if !self.definition.job.enabled {
+            words.push("disabled".to_owned());
+        }
+        if words.is_empty() {
+            words.push("enabled".to_owned());
+        }
+        words.join(", ")
+    }
+}
+
+fn last(status: &Status) -> String {
+    let at = time::utc_seconds(status.last_at);
+    match status.failures_in_a_row {
+        0 | 1 => format!("{} {at}", status.last_outcome),
+        many => format!("{} {at} ({many} in a row)", status.last_outcome),
+    }
+}
+
+/// The next fire that starts, unless the job is disabled.
+fn next(definition: &Definition, now: Timestamp) -> Option<Timestamp> {
+    let job = &definition.job;
+    let after = time::due_after(now, job.delay(), definition.since);
+    job.enabled.then(|| job.schedule.next_after(after)).flatten()
+}

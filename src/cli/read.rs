@@ -1,0 +1,269 @@
+//! What commands read of the store: ranges in pages at one revision, and jobs by their names.
+//!
+//! Never one request for each job: with ten thousand of them that is the difference between a moment and minutes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::failure::{Failure, say};
+use super::out::harmless;
+use crate::fire::Fire;
+use crate::job::JobName;
+use crate::node::NodeName;
+use crate::store::values::{self, Definition, Lock, LockState, Status, Unreadable};
+use crate::store::{Entry, KeyRange, PageSpec, Revision, Store, StoreError, keys};
+
+/// Reads ranges page by page, so that a listing of any length takes little memory.
+pub struct Pages<'s> {
+    store: &'s Store,
+    /// Those not begun yet, the next one last.
+    ranges: Vec<KeyRange>,
+    current: Option<(KeyRange, PageSpec)>,
+    /// All pages show the store at the revision of the first one.
+    at: Option<Revision>,
+}
+
+impl<'s> Pages<'s> {
+    pub fn new(store: &'s Store, ranges: impl IntoIterator<Item = KeyRange>) -> Pages<'s> {
+        let mut ranges: Vec<KeyRange> = ranges.into_iter().collect();
+        ranges.reverse();
+        Pages { store, ranges, current: None, at: None }
+    }
+
+    /// The next page; none when all is read.
+    pub async fn next(&mut self) -> Result<Option<Vec<Entry>>, StoreError> {
+        loop {
+            let (range, mut spec) = match self.current.take() {
+                Some(current) => current,
+                None => match self.ranges.pop() {
+                    Some(range) => (range, PageSpec::default()),
+                    None => return Ok(None),
+                },
+            };
+            spec.at = self.at;
+            let page = match self.store.page(range.clone(), spec.clone()).await {
+                // The store has forgotten the revision meanwhile: what is left is shown as it is now.
+                Err(StoreError::Compacted(_)) if self.at.is_some() => {
+                    self.at = None;
+                    self.current = Some((range, spec));
+                    continue;
+                }
+                page => page?,
+            };
+            self.at = Some(page.revision);
+            if page.more {
+                spec.after = page.entries.last().map(|entry| entry.key.clone());
+                self.current = Some((range, spec));
+            }
+            if !page.entries.is_empty() {
+                return Ok(Some(page.entries));
+            }
+        }
+    }
+
+    /// Everything, one after the other.
+    pub async fn each(mut self, mut take: impl FnMut(Entry)) -> Result<(), StoreError> {
+        while let Some(entries) = self.next().await? {
+            entries.into_iter().for_each(&mut take);
+        }
+        Ok(())
+    }
+}
+
+/// Which jobs are asked about: those named, or all.
+pub struct Scope(Vec<JobName>);
+
+impl Scope {
+    pub fn of(names: &[String]) -> Result<Scope, Failure> {
+        names.iter().map(|name| job_name(name)).collect::<Result<_, _>>().map(Scope)
+    }
+
+    pub fn is_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn names(&self) -> &[JobName] {
+        &self.0
+    }
+
+    pub fn definitions(&self) -> Vec<KeyRange> {
+        self.ranges(keys::jobs(), |name| keys::job(name).into())
+    }
+
+    pub fn statuses(&self) -> Vec<KeyRange> {
+        self.ranges(keys::statuses(), keys::statuses_of)
+    }
+
+    pub fn locks(&self) -> Vec<KeyRange> {
+        self.ranges(keys::locks(), keys::locks_of)
+    }
+
+    fn ranges(&self, all: KeyRange, of: impl Fn(&JobName) -> KeyRange) -> Vec<KeyRange> {
+        match self.is_all() {
+            true => vec![all],
+            false => self.0.iter().map(of).collect(),
+        }
+    }
+}
+
+/// A job's name from the command line. A bad one is no job's name, which is all there is to say.
+pub fn job_name(text: &str) -> Result<JobName, Failure> {
+    text.parse().map_err(Failure::usage)
+}
+
+/// Shows each definition in scope to `take`, in order of name, as it is read. One that cannot be read is said, and the
+/// others are shown all the same. Returns how many could not be read.
+///
+/// Errors: a job that was named is not there.
+pub async fn each_definition(
+    store: &Store,
+    scope: &Scope,
+    mut take: impl FnMut(Definition) -> Result<(), Failure>,
+) -> Result<usize, Failure> {
+    let mut there = BTreeSet::new();
+    let mut unreadable = 0;
+    let mut pages = Pages::new(store, scope.definitions());
+    while let Some(entries) = pages.next().await? {
+        for entry in entries {
+            if !scope.is_all() {
+                there.insert(keys::name_of(&entry.key).to_owned());
+            }
+            match Definition::decode(&entry.key, &entry.value) {
+                Ok(definition) => take(definition)?,
+                Err(error) => {
+                    say_unreadable(&error);
+                    unreadable += 1;
+                }
+            }
+        }
+    }
+    match scope.names().iter().find(|name| !there.contains(name.as_str())) {
+        Some(missing) => Err(no_such_job(store, missing).await?),
+        None => Ok(unreadable),
+    }
+}
+
+/// What a listing ends with when some of it could not be read, which is said already.
+pub fn ended_with(unreadable: usize) -> Result<(), Failure> {
+    match unreadable {
+        0 => Ok(()),
+        _ => Err(Failure::Said(1)),
+    }
+}
+
+pub fn say_unreadable(error: &Unreadable) {
+    say(harmless(&error.to_string()));
+}
+
+/// That there is no such job, with the one that was probably meant.
+pub async fn no_such_job(store: &Store, missing: &JobName) -> Result<Failure, Failure> {
+    let mut names = Vec::new();
+    let jobs = Pages::new(store, [keys::jobs()]);
+    jobs.each(|entry| names.push(keys::name_of(&entry.key).to_owned())).await?;
+    let hint = match nearest(missing.as_str(), names.iter().map(String::as_str)) {
+        Some(name) => format!("did you mean {name}?"),
+        None if names.is_empty() => {
+            "the store has no job at all; `fleetcron sync PATH` brings some".to_owned()
+        }
+        None => "`fleetcron jobs` lists them".to_owned(),
+    };
+    Ok(Failure::Asked(format!("no job is called {missing}; {hint}")))
+}
+
+/// The name that was probably meant.
+pub fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    let by_distance = known.map(|known| (strsim::damerau_levenshtein(name, known), known));
+    by_distance.filter(|(distance, known)| *distance <= 1 + known.len() / 5).min().map(|(_, known)| known)
+}
+
+/// The last status of each job: of all its lanes, the newest.
+pub async fn statuses(store: &Store, scope: &Scope) -> Result<BTreeMap<String, Status>, Failure> {
+    let mut statuses = BTreeMap::<String, Status>::new();
+    let pages = Pages::new(store, scope.statuses());
+    pages
+        .each(|entry| {
+            let Some(job) = segment(&entry.key, 1) else { return };
+            match values::decode::<Status>(&entry.key, &entry.value) {
+                Ok(status) => match statuses.get_mut(job) {
+                    Some(known) if known.last_at >= status.last_at => {}
+                    Some(known) => *known = status,
+                    None => _ = statuses.insert(job.to_owned(), status),
+                },
+                Err(error) => say_unreadable(&error),
+            }
+        })
+        .await?;
+    Ok(statuses)
+}
+
+/// A fire that is being dealt with.
+pub struct UnderWay {
+    pub fire: Fire,
+    pub lock: Lock,
+    /// The revision of the claim, which is its fencing token.
+    pub token: Revision,
+}
+
+impl UnderWay {
+    pub fn is_running(&self) -> bool {
+        self.lock.state == LockState::Held
+    }
+}
+
+/// The locks in some ranges.
+pub async fn under_way(store: &Store, ranges: Vec<KeyRange>) -> Result<Vec<UnderWay>, Failure> {
+    let mut found = Vec::new();
+    Pages::new(store, ranges).each(|entry| found.extend(lock_of(&entry))).await?;
+    Ok(found)
+}
+
+/// The lock in an entry of `locks/`.
+pub fn lock_of(entry: &Entry) -> Option<UnderWay> {
+    let fire = keys::fire_of(&entry.key)?;
+    match values::decode(&entry.key, &entry.value) {
+        Ok(lock) => Some(UnderWay { fire, lock, token: entry.mod_revision }),
+        Err(error) => {
+            say_unreadable(&error);
+            None
+        }
+    }
+}
+
+/// On which nodes each job runs at the moment.
+pub async fn running(store: &Store, scope: &Scope) -> Result<BTreeMap<JobName, BTreeSet<NodeName>>, Failure> {
+    let mut running = BTreeMap::<JobName, BTreeSet<NodeName>>::new();
+    for one in under_way(store, scope.locks()).await? {
+        if one.is_running() {
+            running.entry(one.fire.job).or_default().insert(one.lock.node);
+        }
+    }
+    Ok(running)
+}
+
+/// Which jobs are paused.
+pub struct Paused {
+    all: bool,
+    names: BTreeSet<String>,
+}
+
+impl Paused {
+    pub async fn read(store: &Store) -> Result<Paused, Failure> {
+        let mut paused = Paused { all: false, names: BTreeSet::new() };
+        // They are few: each was made by a hand.
+        let pages = Pages::new(store, [keys::pauses()]);
+        pages
+            .each(|entry| match entry.key == keys::all_paused() {
+                true => paused.all = true,
+                false => _ = paused.names.insert(keys::name_of(&entry.key).to_owned()),
+            })
+            .await?;
+        Ok(paused)
+    }
+
+    pub fn is(&self, job: &JobName) -> bool {
+        self.all || self.names.contains(job.as_str())
+    }
+}
+
+fn segment(key: &str, index: usize) -> Option<&str> {
+    key.split('/').nth(index)
+}

@@ -1,0 +1,163 @@
+//! One run as it is shown: the columns of the table and the fields of the JSON.
+
+use serde::Serialize;
+
+use super::history::Entry;
+use crate::cli::out::GiveUp::{All, OneLine};
+use crate::cli::out::{Table, or_dash};
+use crate::cli::read::UnderWay;
+use crate::cli::time::{utc, utc_seconds};
+
+/// The outcomes of what has none yet.
+pub const RUNNING: &str = "running";
+pub const WAITING: &str = "waiting";
+
+pub fn table() -> Table {
+    // The fire's name tells when it was due.
+    let give_up = &[All("DUE"), OneLine("REASON"), All("TOOK"), OneLine("OUTCOME")];
+    Table::new(&["JOB", "FIRE", "DUE", "OUTCOME", "EXIT", "NODE", "TOOK", "REASON"], give_up)
+}
+
+/// A fire and what became of it. Names once released do not change.
+#[derive(Debug, Serialize)]
+pub struct Row<'e> {
+    job: &'e str,
+    lane: String,
+    fire: String,
+    scheduled_at: String,
+    outcome: &'static str,
+    reason: Option<&'e str>,
+    node: Option<&'e str>,
+    attempt: Option<u32>,
+    started_at: Option<String>,
+    ended_at: Option<String>,
+    exit_code: Option<i32>,
+    signal: Option<String>,
+    fencing_token: Option<i64>,
+    late: bool,
+    claimed_at: Option<String>,
+    output_bytes: Option<u64>,
+    #[serde(skip)]
+    shown: Shown,
+}
+
+/// What only the table shows.
+#[derive(Debug)]
+struct Shown {
+    due: String,
+    took: Option<String>,
+}
+
+pub fn outcome_of_lock(run: &UnderWay) -> &'static str {
+    if run.is_running() { RUNNING } else { WAITING }
+}
+
+impl<'e> Row<'e> {
+    pub fn of(entry: &'e Entry) -> Row<'e> {
+        let fire = entry.fire();
+        let due = fire.scheduled_at();
+        let mut row = Row {
+            job: fire.job.as_str(),
+            lane: fire.lane.to_string(),
+            fire: fire.id.to_string(),
+            scheduled_at: utc(due),
+            outcome: "",
+            reason: None,
+            node: entry.node().map(|node| node.as_str()),
+            attempt: None,
+            started_at: None,
+            ended_at: None,
+            exit_code: None,
+            signal: None,
+            fencing_token: None,
+            late: false,
+            claimed_at: None,
+            output_bytes: None,
+            shown: Shown { due: utc_seconds(due), took: None },
+        };
+        match entry {
+            Entry::UnderWay(run) => {
+                row.outcome = outcome_of_lock(run);
+                row.attempt = Some(run.lock.attempt);
+                row.fencing_token = Some(run.token.0);
+                row.claimed_at = Some(utc(run.lock.claimed_at));
+            }
+            Entry::Decided { record, late } => {
+                row.outcome = record.outcome.word();
+                row.reason = record.reason.as_deref();
+                row.late = *late;
+                if let Some(run) = &record.run {
+                    row.attempt = Some(run.attempt);
+                    row.started_at = run.started_at.map(utc);
+                    row.ended_at = run.ended_at.map(utc);
+                    row.exit_code = run.exit_code;
+                    row.signal = run.signal.map(signal_name);
+                    row.fencing_token = Some(run.fencing_token);
+                    row.claimed_at = Some(utc(run.claimed_at));
+                    row.output_bytes = Some(run.output_bytes);
+                    row.shown.took = run.started_at.zip(run.ended_at).map(|(from, to)| took(to - from));
+                }
+            }
+        }
+        row
+    }
+
+    pub fn cells(&self) -> Vec<String> {
+        let late = if self.late { " (late)" } else { "" };
+        let attempt = self.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!("attempt {attempt}"));
+        let notes: Vec<_> = self.reason.map(str::to_owned).into_iter().chain(attempt).collect();
+        vec![
+            self.job.to_owned(),
+            match self.lane.as_str() {
+                "-" => self.fire.clone(),
+                lane => format!("{lane}/{}", self.fire),
+            },
+            self.shown.due.clone(),
+            format!("{}{late}", self.outcome),
+            or_dash(self.signal.clone().or(self.exit_code.map(|code| code.to_string()))),
+            or_dash(self.node),
+            or_dash(self.shown.took.as_ref()),
+            notes.join("; "),
+        ]
+    }
+}
+
+/// `KILL` for 9; the number where there is no name.
+pub fn signal_name(number: i32) -> String {
+    match nix::sys::signal::Signal::try_from(number) {
+        Ok(signal) => signal.as_str().trim_start_matches("SIG").to_owned(),
+        Err(_) => number.to_string(),
+    }
+}
+
+fn took(duration: chrono::TimeDelta) -> String {
+    let millis = duration.num_milliseconds().max(0);
+    match millis {
+        0..60_000 => format!("{}.{:03} s", millis / 1000, millis % 1000),
+        _ => {
+            let seconds = millis / 1000;
+            let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+            match hours {
+                0 => format!("{minutes} min {seconds} s"),
+                hours => format!("{hours} h {minutes} min"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_called_by_its_name() {
+        let names = [9, 15, 11, 40].map(signal_name);
+        assert_eq!(names, ["KILL", "TERM", "SEGV", "40"]);
+    }
+
+    #[test]
+    fn how_long_it_took_is_short() {
+        let shown = [0, 1_234, 61_000, 3_725_000].map(|ms| took(chrono::TimeDelta::milliseconds(ms)));
+        assert_eq!(shown, ["0.000 s", "1.234 s", "1 min 1 s", "1 h 2 min"]);
+    }
+}
