@@ -2,8 +2,11 @@
 
 mod cli;
 mod etcd;
+mod golden;
 mod guard;
 mod jobfile;
+mod layers;
 mod schedule;
 mod store;
 mod sync;
+mod transitions;
