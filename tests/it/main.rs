@@ -2,6 +2,7 @@
 
 mod cli;
 mod etcd;
+mod fleet;
 mod golden;
 mod guard;
 mod jobfile;

@@ -1,0 +1,416 @@
+//! `kill -9` at every point of claim, start, finish and taking back: no fire starts twice, each has its record.
+//!
+//! The points are those of the code: the tests read it. How each is reached is the table [`DRIVES`].
+
+use std::collections::VecDeque;
+
+use fleetcron::record::{RunFacts, Writer};
+use fleetcron::store::values::Lock;
+use rusqlite::Connection;
+use tokio::task::JoinSet;
+
+use super::*;
+
+/// How a daemon is brought to a point, where it dies.
+struct Drive {
+    point: &'static str,
+    /// What an earlier daemon of this node left.
+    before: Before,
+    /// Points at which it waits on its way, for the test to do something.
+    waits_at: &'static [&'static str],
+    acts: &'static [Act],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Before {
+    /// A job that fires every second.
+    Scheduled,
+    /// A request for a run of a job that takes two seconds.
+    Asked,
+    /// The same, and the daemon that claimed it died at this point.
+    DiedAt(&'static str),
+    /// The same, and then the job was removed.
+    DiedAtAndRemoved(&'static str),
+    /// The same, and the daemon was killed while the command ran.
+    KilledInRun,
+    /// The same, and the command has ended since.
+    KilledAndEnded,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// Waits until the command has begun.
+    AwaitStart,
+    /// Waits until the daemon waits at its next point.
+    AwaitWait,
+    GoOn,
+    /// Another request for the same job.
+    Ask,
+    /// Another process has the SQLite file locked, for longer than anybody waits.
+    LockFile,
+    /// The store ends the node's lease.
+    LoseLease,
+    PauseJob,
+    /// etcd takes in and answers nothing, then does again.
+    Freeze,
+    Thaw,
+    Terminate,
+    /// Waits until it is leaving, and waits for what runs.
+    AwaitLeave,
+    /// Somebody else closes the fire.
+    CloseByOther,
+}
+
+use Act::*;
+use Before::*;
+
+const DRIVES: &[Drive] = &[
+    drive("register.read", Scheduled, &[], &[]),
+    drive("register.grant", Scheduled, &[], &[]),
+    drive("register.lease", KilledInRun, &[], &[]),
+    drive("register.write", Scheduled, &[], &[]),
+    drive("register.pause", Scheduled, &["register.read"], &[AwaitWait, LockFile, GoOn]),
+    drive("register.renew", Scheduled, &[], &[]),
+    drive("register.revoke", Scheduled, &[], &[AwaitStart, Terminate]),
+    drive("mine.list", Scheduled, &[], &[]),
+    drive("claim.registration", Scheduled, &[], &[]),
+    drive("claim.send", Scheduled, &[], &[]),
+    drive("claim.answered", Scheduled, &[], &[]),
+    drive("claim.fence", Asked, &["claim.send"], &[AwaitWait, LoseLease, GoOn]),
+    drive("claim.pause", Asked, &["claim.send"], &[AwaitWait, LockFile, GoOn]),
+    // The claim is refused, nobody hears of it, and the second is refused as well.
+    drive(
+        "claim.settle",
+        Asked,
+        &["claim.send", "claim.pause"],
+        &[AwaitWait, PauseJob, Freeze, GoOn, AwaitWait, Thaw, GoOn],
+    ),
+    drive("unrun.status", Asked, &[], &[AwaitStart, Ask]),
+    drive("unrun.send", Asked, &[], &[AwaitStart, Ask]),
+    drive("unrun.pause", Asked, &["unrun.send"], &[AwaitStart, Ask, AwaitWait, LockFile, GoOn]),
+    drive("verify.read", Asked, &[], &[AwaitStart, LoseLease]),
+    drive("run.begin", Scheduled, &[], &[]),
+    drive("run.spawn", Scheduled, &[], &[]),
+    drive("run.hear", Scheduled, &[], &[]),
+    drive("run.order", Asked, &[], &[AwaitStart, Terminate, AwaitLeave, Terminate]),
+    drive("run.reap", Scheduled, &[], &[]),
+    drive("run.finish", Scheduled, &[], &[]),
+    drive("finish.status", Scheduled, &[], &[]),
+    drive("finish.send", Scheduled, &[], &[]),
+    drive("finish.pause", Asked, &["finish.send"], &[AwaitWait, LockFile, GoOn]),
+    drive("finish.late", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("late.send", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("back.connect", KilledInRun, &[], &[]),
+    drive("back.watch", KilledInRun, &[], &[]),
+    drive("back.close", KilledAndEnded, &[], &[]),
+    drive("back.fresh", DiedAt("run.begin"), &[], &[]),
+    drive("back.again", DiedAt("run.spawn"), &[], &[]),
+    drive("back.claim", DiedAt("run.begin"), &[], &[]),
+    drive("back.run", DiedAt("run.spawn"), &[], &[]),
+    drive("back.unstarted", DiedAtAndRemoved("run.begin"), &[], &[]),
+    drive("again.registration", DiedAt("run.begin"), &[], &[]),
+    drive("again.send", DiedAt("run.spawn"), &[], &[]),
+    drive("again.fence", DiedAt("run.begin"), &["again.send"], &[AwaitWait, LoseLease, GoOn]),
+    drive("again.pause", DiedAt("run.spawn"), &["again.send"], &[AwaitWait, LockFile, GoOn]),
+];
+
+const fn drive(
+    point: &'static str,
+    before: Before,
+    waits_at: &'static [&'static str],
+    acts: &'static [Act],
+) -> Drive {
+    Drive { point, before, waits_at, acts }
+}
+
+/// So many at once: most of the time of each is waiting.
+const AT_ONCE: usize = 6;
+
+#[tokio::test]
+async fn a_daemon_killed_at_any_point_starts_no_fire_twice_and_loses_none() {
+    let in_code = points_of_code();
+    println!("{} points in the code: {in_code:?}", in_code.len());
+    let driven: BTreeSet<&str> = DRIVES.iter().map(|drive| drive.point).collect();
+    let of_code: BTreeSet<&str> = in_code.iter().map(String::as_str).collect();
+    assert_eq!(driven, of_code, "each point of the code needs a line in DRIVES, and no other");
+    assert_eq!(of_code.len(), in_code.len(), "a name stands for two points");
+    let mut waiting: VecDeque<&Drive> = DRIVES.iter().collect();
+    let here = tokio::task::LocalSet::new();
+    here.run_until(async {
+        let mut tasks = JoinSet::new();
+        while !waiting.is_empty() || !tasks.is_empty() {
+            while tasks.len() < AT_ONCE
+                && let Some(next) = waiting.pop_front()
+            {
+                tasks.spawn_local(check(next));
+            }
+            tasks.join_next().await.expect("there is one").expect("the story of each point is told above");
+        }
+    })
+    .await;
+}
+
+/// The names in `fail_point!("…")` in the code.
+fn points_of_code() -> Vec<String> {
+    let mut points = Vec::new();
+    for (_, text) in sources("src") {
+        for part in text.split("fail_point!(\"").skip(1) {
+            points.push(part.split('"').next().unwrap().to_owned());
+        }
+    }
+    points.sort();
+    points
+}
+
+/// All `.rs` files below a folder of the package, by path.
+fn sources(folder: &str) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut folders = vec![root.join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|is| is == "rs") {
+                let name = path.strip_prefix(root).unwrap().display().to_string();
+                found.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+/// Where the code waits without a point of its own, and why that is as good.
+const WAITS_WITHOUT: &[(&str, &str)] = &[
+    ("if self.current.changed().await.is_err() {", "waits for the registration's owner, who has points"),
+    ("std::future::pending::<()>().await;", "the node is leaving, and nothing comes after"),
+    (
+        "let sent = self.asks.send(Ask::Fence { from: old.epoch, done }).await;",
+        "claim.fence, claim.settle and again.fence are right before the call",
+    ),
+    ("if sent.is_err() || fenced.await.is_err() {", "waits for the owner, whose first step is register.read"),
+    ("let _ = self.asks.send(Ask::Files(files)).await;", "no claim depends on what is shown"),
+    ("let registration = owner.register().await?;", "its first step is register.read"),
+    ("registration = self.register().await?;", "its first step is register.read"),
+    ("match self.try_register(&mut taken_since).await {", "its first step is register.read"),
+    ("Wake::Renew => match self.renew(&registration).await {", "its first step is register.renew"),
+    ("let ended = watch_over(&folder, guard, orders).await;", "its first step is run.order or run.hear"),
+    (
+        "pause_before_deciding(together.store(), fire, error, &mut told).await?;",
+        "its only wait is after unrun.pause",
+    ),
+    (
+        "if let Some(reason) = refusal(place, job).await {",
+        "it only asks the user database, and run.begin comes with nothing done in between",
+    ),
+    ("let looked_up = tokio::task::spawn_blocking(refuses).await;", "the same"),
+    ("Heard::Gone => break gone(folder).await,", "it only looks at the disk, and run.reap comes after it"),
+    ("tokio::time::sleep(Duration::from_millis(20)).await;", "between two of those looks"),
+    ("Err(_) => super::gone(folder).await,", "the same, and back.close comes after it"),
+    ("return close(place, me, claim, None, end, &spec).await;", "its first wait is after run.finish"),
+    ("close(place, me, claim, folder, ended, &spec).await", "its first wait is after run.finish"),
+    (
+        "Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,",
+        "its only wait is after finish.pause",
+    ),
+];
+
+#[test]
+fn every_await_of_claim_start_and_finish_has_its_point() {
+    let mut bare = Vec::new();
+    for (path, text) in sources("src") {
+        let counts = ["src/race/", "src/run/", "src/run.rs"].iter().any(|part| path.starts_with(part));
+        let code: Vec<&str> = text.split("#[cfg(test)]").next().unwrap().lines().collect();
+        for (number, line) in code.iter().enumerate().filter(|(_, line)| counts && line.contains(".await")) {
+            let above = &code[number.saturating_sub(2)..number];
+            let excepted = WAITS_WITHOUT.iter().any(|(code, _)| line.trim() == *code);
+            if !above.iter().any(|line| line.contains("fail_point!(")) && !excepted {
+                bare.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    let all: String = sources("src").into_values().collect();
+    for (code, reason) in WAITS_WITHOUT {
+        assert!(all.contains(code), "{code:?} is not in the code any more ({reason})");
+    }
+    assert!(bare.is_empty(), "these need a fail_point right above them, or a reason:\n{}", bare.join("\n"));
+}
+
+async fn check(drive: &'static Drive) {
+    let Drive { point, before, waits_at, acts } = drive;
+    let fleet = match acts.contains(&Freeze) {
+        true => Fleet::on_etcd(Version::V34).await,
+        false => Fleet::on_sqlite().await,
+    };
+    let mut world = World { fleet, lock: None, asked: Vec::new(), earlier: Vec::new() };
+    world.set_up(*before).await;
+    let waits = waits_at.iter().map(|wait| format!("{wait}=wait,"));
+    let points = format!("{}{point}", waits.collect::<String>());
+    let mut node = world.fleet.node("a").fail_at(&points).start();
+    for act in *acts {
+        world.act(*act, &mut node).await;
+    }
+    node.wait_for_death(&world.fleet).await;
+    world.earlier.push(node);
+    let books = world.recover(*before).await;
+    println!("{point}: {before:?}, waits at {waits_at:?}, {acts:?} -> {books}");
+}
+
+struct World {
+    fleet: Fleet,
+    /// Holds the SQLite file.
+    lock: Option<Connection>,
+    /// All that was asked for.
+    asked: Vec<Fire>,
+    /// Daemons that died; what they started may still run.
+    earlier: Vec<Node>,
+}
+
+impl World {
+    async fn set_up(&mut self, before: Before) {
+        let fleet = &self.fleet;
+        if before == Scheduled {
+            let command = quoted(&fleet.marking("true"));
+            fleet.sync(&format!("[jobs.quick]\nschedule = '@every 1s'\ncommand = {command}\n")).await;
+            return;
+        }
+        fleet.sync(&self.jobs()).await;
+        self.asked.push(fleet.ask("once").await);
+        let died = match before {
+            Scheduled | Asked => return,
+            DiedAt(point) | DiedAtAndRemoved(point) => {
+                let mut node = fleet.node("a").fail_at(point).start();
+                node.wait_for_death(fleet).await;
+                node
+            }
+            KilledInRun | KilledAndEnded => {
+                let mut node = fleet.node("a").start();
+                self.await_start().await;
+                node.kill();
+                node
+            }
+        };
+        if before == KilledAndEnded {
+            fleet.wait_until("the command to end", async || died.guards().is_empty()).await;
+        }
+        if let DiedAtAndRemoved(_) = before {
+            fleet.sync("[source]\nname = 'default'\n[jobs]\n").await;
+        }
+        self.earlier.push(died);
+    }
+
+    fn jobs(&self) -> String {
+        let command = quoted(&self.fleet.marking("exec sleep 2"));
+        format!("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\n")
+    }
+
+    async fn await_start(&self) {
+        self.fleet.wait_until("the command to begin", async || !self.fleet.marks().is_empty()).await;
+    }
+
+    async fn act(&mut self, act: Act, node: &mut Node) {
+        let fleet = &mut self.fleet;
+        match act {
+            AwaitStart => self.await_start().await,
+            AwaitWait => {
+                let waiting = fleet.waiting_path();
+                fleet.wait_until("the daemon to wait at its point", async || waiting.exists()).await;
+            }
+            GoOn => fs::remove_file(fleet.waiting_path()).unwrap(),
+            Ask => self.asked.push(fleet.ask("once").await),
+            LockFile => self.lock = Some(lock_file(fleet)),
+            LoseLease => {
+                let entry = fleet.store.get(&keys::node(&"a".parse().unwrap())).await.unwrap();
+                let lease = entry.expect("it is registered").lease.expect("on a lease");
+                fleet.store.revoke(lease).await.unwrap();
+            }
+            PauseJob => {
+                let pause = Op::put(keys::paused(&name("once")), "{}");
+                fleet.store.txn(Txn::new().then([pause])).await.unwrap();
+            }
+            Freeze => fleet.etcd().freeze(),
+            Thaw => fleet.etcd().thaw(),
+            Terminate => node.signal(Signal::SIGTERM),
+            AwaitLeave => node.wait_until_it_says(fleet, "waiting for what runs").await,
+            CloseByOther => close_by_other(fleet).await,
+        }
+    }
+
+    /// Starts the node anew, and checks what became of everything.
+    async fn recover(&mut self, before: Before) -> Books {
+        self.lock = None;
+        let fleet = &self.fleet;
+        let unpause = Op::delete(keys::paused(&name("once")));
+        fleet.store.txn(Txn::new().then([unpause])).await.unwrap();
+        let mut node = fleet.node("a").ready().await;
+        match before {
+            Scheduled => {
+                let there = fleet.records().await.len();
+                fleet.wait_for_records("quick", there + 2).await;
+            }
+            _ => {
+                fleet
+                    .wait_until("every request and lock to be dealt with", async || {
+                        let locks = fleet.list(keys::locks()).await.entries;
+                        let requests = fleet.list(keys::requests()).await.entries;
+                        locks.is_empty() && requests.is_empty()
+                    })
+                    .await;
+                if let DiedAtAndRemoved(_) = before {
+                    fleet.sync(&self.jobs()).await;
+                }
+                // The lane is free: the next one runs.
+                let next = fleet.ask("once").await;
+                assert_eq!(fleet.wait_for_record(&next).await.outcome, Outcome::Succeeded);
+            }
+        }
+        node.stop(fleet).await;
+        for fire in &self.asked {
+            fleet.wait_for_record(fire).await;
+        }
+        fleet.check_books(Gaps::Allowed).await
+    }
+}
+
+fn lock_file(fleet: &Fleet) -> Connection {
+    let Address::Sqlite(path) = &fleet.address else { panic!("only a file can be locked") };
+    let connection = Connection::open(path).unwrap();
+    connection.busy_timeout(LONG_ENOUGH).unwrap();
+    connection.execute_batch("BEGIN IMMEDIATE").unwrap();
+    connection
+}
+
+/// What a node does that took this one for lost.
+async fn close_by_other(fleet: &Fleet) {
+    let [entry] = &fleet.list(keys::locks()).await.entries[..] else { panic!("one lock, please") };
+    let fire = keys::fire_of(&entry.key).unwrap();
+    let lock: Lock = values::decode(&entry.key, &entry.value).unwrap();
+    let record = Record {
+        fire: fire.clone(),
+        outcome: Outcome::Lost,
+        reason: Some("its node was lost".to_owned()),
+        run: Some(RunFacts {
+            node: lock.node.clone(),
+            node_start: lock.node_start,
+            attempt: lock.attempt,
+            fencing_token: entry.mod_revision.0,
+            claimed_at: lock.claimed_at,
+            started_at: Some(lock.claimed_at),
+            ended_at: None,
+            exit_code: None,
+            signal: None,
+            output_bytes: 0,
+            output_left_out: 0,
+            usage: None,
+        }),
+        writer: Writer {
+            node: "b".parse().unwrap(),
+            node_start: Ulid::generate().to_string().parse().unwrap(),
+        },
+        written_at: chrono::Utc::now(),
+        tail: None,
+    };
+    let ops = [Op::delete(entry.key.as_str()), Op::put(keys::record(&fire), values::encode_record(&record))];
+    fleet.store.txn(Txn::new().then(ops)).await.unwrap();
+}

@@ -1,0 +1,218 @@
+//! How a daemon goes, in order or not, and what the next one makes of it.
+
+use super::*;
+
+/// A fleet with a job `once` that leaves its mark and then does `more`; the command's pid is in the file `pid`.
+async fn with_job(fleet: Fleet, more: &str, fields: &str) -> Fleet {
+    let pid = fleet.path("pid");
+    let command = quoted(&fleet.marking(&format!("echo $$ > {}; {more}", pid.display())));
+    fleet.sync(&format!("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\n{fields}\n")).await;
+    fleet
+}
+
+/// Asks for `once` and waits until its command runs. Returns the fire, and the pid of the command.
+async fn running(fleet: &Fleet) -> (Fire, i32) {
+    let fire = fleet.ask("once").await;
+    let pid = fleet
+        .wait_for("the command to begin", async || {
+            fs::read_to_string(fleet.path("pid")).ok()?.trim().parse().ok()
+        })
+        .await;
+    (fire, pid)
+}
+
+async fn each_store() -> Vec<Fleet> {
+    vec![Fleet::on_sqlite().await, Fleet::on_etcd(Version::V36).await]
+}
+
+/// The one run of a record.
+fn run(record: &Record) -> &fleetcron::record::RunFacts {
+    record.run.as_ref().expect("it was run")
+}
+
+fn is_gone(pid: i32) -> bool {
+    process_state(pid).is_none_or(|state| state == 'Z')
+}
+
+#[tokio::test]
+async fn term_waits_for_what_runs_records_it_and_gives_the_lease_back() {
+    for fleet in each_store().await {
+        let fleet = with_job(fleet, "sleep 2; exit 5", "").await;
+        let mut node = fleet.node("a").ready().await;
+        let (fire, _) = running(&fleet).await;
+        let later = fleet.ask("once").await;
+        fleet.wait_for_record(&later).await;
+        node.stop(&fleet).await;
+        let record = fleet.wait_for_record(&fire).await;
+        assert_eq!((record.outcome, run(&record).exit_code), (Outcome::Failed, Some(5)));
+        assert!(fleet.presence("a").await.is_none(), "its key goes with it");
+        fleet.check_books(Gaps::Allowed).await;
+    }
+}
+
+#[tokio::test]
+async fn what_runs_beyond_the_drain_timeout_is_cancelled() {
+    let fleet = with_job(Fleet::on_sqlite().await, "exec sleep 300", "").await;
+    let mut node = fleet.node("a").with(&["--drain-timeout", "1s"]).ready().await;
+    let (fire, pid) = running(&fleet).await;
+    node.stop(&fleet).await;
+    let record = fleet.wait_for_record(&fire).await;
+    assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Cancelled, Some("shutdown")));
+    assert_eq!(run(&record).signal, Some(15));
+    assert!(is_gone(pid));
+}
+
+#[tokio::test]
+async fn a_second_term_hurries_and_a_third_insists() {
+    let fleet = with_job(Fleet::on_sqlite().await, "trap '' TERM; while :; do sleep 1; done", "").await;
+    let mut node = fleet.node("a").ready().await;
+    let (fire, pid) = running(&fleet).await;
+    node.signal(Signal::SIGTERM);
+    node.wait_until_it_says(&fleet, "waiting for what runs").await;
+    node.signal(Signal::SIGINT);
+    node.wait_until_it_says(&fleet, "Cancel").await;
+    assert!(!is_gone(pid), "it does not heed TERM");
+    node.signal(Signal::SIGTERM);
+    assert!(node.wait_for_end(&fleet).await.success());
+    let record = fleet.wait_for_record(&fire).await;
+    assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Cancelled, Some("shutdown")));
+    assert_eq!(run(&record).signal, Some(9));
+    assert!(is_gone(pid));
+}
+
+#[tokio::test]
+async fn hup_reads_the_job_files_again_and_ends_nothing() {
+    let fleet = with_job(Fleet::on_sqlite().await, "sleep 1", "").await;
+    let jobs = fleet.path("more.toml");
+    let text = |minute: u32| {
+        format!("[source]\nname = 'more'\n[jobs.b]\nschedule = '{minute} 0 1 1 *'\ncommand = 'true'\n")
+    };
+    fs::write(&jobs, text(1)).unwrap();
+    let mut node = fleet.node("a").jobs(&jobs).ready().await;
+    node.wait_until_it_says(&fleet, "in the store now").await;
+    let (fire, _) = running(&fleet).await;
+    fs::write(&jobs, text(2)).unwrap();
+    node.signal(Signal::SIGHUP);
+    node.wait_until_it_says(&fleet, "reloading the job files").await;
+    fleet
+        .wait_until("the change to be in the store", async || {
+            let entry = fleet.store.get("jobs/b").await.unwrap().unwrap();
+            Definition::decode(&entry.key, &entry.value).unwrap().job.schedule.texts() == ["2 0 1 1 *"]
+        })
+        .await;
+    assert_eq!(fleet.wait_for_record(&fire).await.outcome, Outcome::Succeeded);
+    assert!(node.status().is_none());
+    node.stop(&fleet).await;
+}
+
+#[tokio::test]
+async fn a_command_goes_on_when_its_daemon_is_killed_and_the_next_one_takes_it_back() {
+    for fleet in each_store().await {
+        let release = fleet.path("release");
+        let more = format!("until [ -e {} ]; do sleep 0.1; done; exit 7", release.display());
+        let fleet = with_job(fleet, &more, "").await;
+        let mut first = fleet.node("a").ready().await;
+        let (fire, pid) = running(&fleet).await;
+        first.kill();
+        let mut second = fleet.node("a").ready().await;
+        second.wait_until_it_says(&fleet, "taken back").await;
+        assert!(!is_gone(pid), "the same command runs on");
+        fs::write(&release, "").unwrap();
+        let record = fleet.wait_for_record(&fire).await;
+        assert_eq!(
+            (record.outcome, run(&record).exit_code, run(&record).attempt),
+            (Outcome::Failed, Some(7), 1)
+        );
+        second.stop(&fleet).await;
+        fleet.check_books(Gaps::Allowed).await;
+    }
+}
+
+#[tokio::test]
+async fn with_its_guard_killed_too_a_run_is_lost_its_leftovers_end_and_the_next_fire_runs() {
+    for fleet in each_store().await {
+        // One in another process group of the same session, and one that does not heed TERM.
+        let more = "bash -c 'set -m; sleep 300 & wait' & (trap '' TERM; sleep 300) & sleep 300";
+        let fleet = with_job(fleet, more, "").await;
+        let mut first = fleet.node("a").ready().await;
+        let (fire, pid) = running(&fleet).await;
+        let [guard] = first.guards()[..] else { panic!("one guard, please") };
+        first.kill();
+        kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
+        assert!(!is_gone(pid), "nobody ended the command yet");
+        fleet.sync("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = 'true'\n").await;
+        let mut second = fleet.node("a").ready().await;
+        let record = fleet.wait_for_record(&fire).await;
+        assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Lost, Some("the guard was lost")));
+        assert!(is_gone(pid), "its leftovers end before its record is written");
+        assert!(session_members(guard).unwrap().is_empty());
+        let next = fleet.ask("once").await;
+        assert_eq!(fleet.wait_for_record(&next).await.outcome, Outcome::Succeeded);
+        second.stop(&fleet).await;
+    }
+}
+
+#[tokio::test]
+async fn under_a_living_daemon_too_the_leftovers_of_a_lost_guard_end_before_the_job_may_run_again() {
+    for fleet in each_store().await {
+        let fleet = with_job(fleet, "(trap '' TERM; sleep 300) & sleep 300", "").await;
+        let mut node = fleet.node("a").ready().await;
+        let (fire, pid) = running(&fleet).await;
+        let [guard] = node.guards()[..] else { panic!("one guard, please") };
+        kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
+        let record = fleet.wait_for_record(&fire).await;
+        assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Lost, Some("the guard was lost")));
+        assert!(is_gone(pid), "its leftovers end before its record is written");
+        assert!(session_members(guard).unwrap().is_empty());
+        node.stop(&fleet).await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_register_any_more_says_why_and_goes_without_waiting_for_races() {
+    let fleet = with_job(Fleet::on_etcd(Version::V34).await, "true", "").await;
+    let mut node = fleet.node("a").ready().await;
+    let name = "a".parse().unwrap();
+    let spoilt = [Op::put(keys::epoch(&name), "no epoch"), Op::delete(keys::node(&name))];
+    fleet.store.txn(Txn::new().then(spoilt)).await.unwrap();
+    let began = Instant::now();
+    let fire = fleet.ask("once").await;
+    let status = node.wait_for_end(&fleet).await;
+    assert_eq!(status.code(), Some(1));
+    assert!(began.elapsed() < Duration::from_secs(30), "it waited for {fire}");
+    assert!(node.says("this node cannot go on: epochs/a cannot be read"), "{}", node.log());
+}
+
+#[tokio::test]
+async fn a_second_daemon_on_the_same_state_folder_is_refused_in_one_line() {
+    let fleet = with_job(Fleet::on_sqlite().await, "true", "").await;
+    let mut first = fleet.node("a").ready().await;
+    let mut second = fleet.node("a").start();
+    let status = second.wait_for_end(&fleet).await;
+    assert_eq!(status.code(), Some(1));
+    let log = second.log();
+    let said: Vec<&str> = log.lines().filter(|line| line.contains("in use by another daemon")).collect();
+    assert_eq!(said.len(), 1, "{log}");
+    assert!(first.status().is_none());
+    // Its drop would end what runs in the folder.
+    drop(second);
+    first.stop(&fleet).await;
+}
+
+#[tokio::test]
+async fn a_name_belongs_to_one_node_while_it_lives() {
+    for fleet in each_store().await {
+        let fleet = with_job(fleet, "true", "").await;
+        let mut first = fleet.node("a").ready().await;
+        let mut other = fleet.node("a").state("other").start();
+        let status = other.wait_for_end(&fleet).await;
+        assert_eq!(status.code(), Some(1));
+        assert!(other.says("another node is registered as a and is alive"), "{}", fleet.logs());
+        // Killed, it is thought alive until its lease runs out: the other waits for that.
+        first.kill();
+        let mut other = fleet.node("a").state("other").ready().await;
+        let fire = fleet.ask("once").await;
+        assert_eq!(fleet.wait_for_record(&fire).await.outcome, Outcome::Succeeded);
+        other.stop(&fleet).await;
+    }
+}
