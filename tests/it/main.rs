@@ -7,6 +7,7 @@ mod golden;
 mod guard;
 mod jobfile;
 mod layers;
+mod readme;
 mod schedule;
 mod store;
 mod sync;
