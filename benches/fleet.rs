@@ -1,0 +1,406 @@
+//! What the whole costs: guards, fires, claims, syncs and an idle daemon, each beside a bare loop in the same run.
+//!
+//! `cargo bench --bench fleet`. On a busy machine only the ratios mean much; medians are quoted.
+
+#[path = "../tests/it/etcd.rs"]
+#[allow(dead_code, reason = "the tests use the rest")]
+mod etcd;
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fleetcron::clock::Clock;
+use fleetcron::fire::{Fire, FireId};
+use fleetcron::guard::{FolderName, Guard, Heard, RunFolder, Spec};
+use fleetcron::job::{Job, Overlap, SourceName};
+use fleetcron::jobfile::{self, SourceFile};
+use fleetcron::node::NodeStart;
+use fleetcron::race::{self, Candidate, Me, Presence, Raced};
+use fleetcron::schedule::Timestamp;
+use fleetcron::store::values::Facts;
+use fleetcron::store::{Access, Compare, Op, Revision, Store, Together, Txn, keys};
+use fleetcron::sync::{self, Wanted};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use ulid::Ulid;
+
+const ROUNDS: usize = 5;
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let floor = guards().await;
+        fired(floor).await;
+        claims().await;
+        syncs().await;
+        idle().await;
+    });
+}
+
+/// The guard alone, eight at a time: the floor under everything that runs a command.
+async fn guards() -> f64 {
+    const RUNS: usize = 400;
+    let (mut bare, mut guarded) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bare.push(
+            rate(RUNS, 8, |_| async {
+                let mut child = tokio::process::Command::new("/bin/sh")
+                    .args(["-c", "true"])
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .spawn()
+                    .expect("sh");
+                child.wait().await.expect("sh ends");
+            })
+            .await,
+        );
+        let folder = tempfile::tempdir().expect("a folder");
+        let runs = Arc::new(folder.path().to_owned());
+        guarded.push(rate(RUNS, 8, move |number| one_guard(runs.clone(), number)).await);
+    }
+    let (bare, floor) = (median(bare), median(guarded));
+    println!("floor: guards with `true`, 8 at a time: {floor:.0}/s");
+    println!("floor / bare `sh -c true` ({bare:.0}/s): {:.2}", floor / bare);
+    floor
+}
+
+async fn one_guard(runs: Arc<PathBuf>, number: usize) {
+    let name = FolderName {
+        fire: Fire::new("bench".parse().expect("a name"), FireId::Manual(Ulid::from_parts(number as u64, 0))),
+        attempt: 1,
+    };
+    let (folder, lock) = RunFolder::create(&runs, &name).expect("a run folder");
+    let spec = Spec {
+        v: 1,
+        argv: ["/bin/sh", "-c", "true"].map(str::to_owned).to_vec(),
+        env: BTreeMap::new(),
+        workdir: "/".to_owned(),
+        timeout: None,
+        kill_after: 1000,
+        output_cap: 1 << 20,
+        success_exit: [0].into(),
+        ..Spec::default()
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_fleetcron-guard"));
+    let mut guard = Guard::spawn(program, &folder, lock, &spec).await.expect("a guard");
+    loop {
+        match guard.hear().await {
+            Heard::Started(_) | Heard::Holds(_) => {}
+            Heard::Ended(ended) => {
+                assert_eq!(ended.exit_code, Some(0));
+                break;
+            }
+            Heard::Gone => panic!("a guard was lost"),
+        }
+    }
+    guard.reap().await;
+    folder.remove().expect("the folder goes");
+}
+
+/// Jobs that all fire at one instant, on the SQLite store, by a real daemon: from the instant to the last record.
+async fn fired(floor: f64) {
+    const JOBS: usize = 400;
+    const EVERY: i64 = 6;
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = job_texts(JOBS, &format!("schedule = '@every {EVERY}s'\ncommand = 'true'"));
+    let daemon = Daemon::start(folder.path(), &text);
+    let store = daemon.store().await;
+    let mut rates = Vec::new();
+    let mut last = None;
+    while rates.len() < ROUNDS {
+        let records = records_of_one_instant(&store, JOBS, last).await;
+        last = Some(records.instant);
+        rates.push(JOBS as f64 / records.took.as_secs_f64());
+    }
+    drop(daemon);
+    let fired = median(rates);
+    println!("fired `true` on SQLite, {JOBS} at one instant: {fired:.0}/s");
+    println!("fired / floor: {:.2} (wanted: at least 0.4)", fired / floor);
+}
+
+struct OneInstant {
+    instant: Timestamp,
+    took: Duration,
+}
+
+/// Waits for the next instant after `after` whose fires all have their record.
+async fn records_of_one_instant(store: &Store, jobs: usize, after: Option<Timestamp>) -> OneInstant {
+    loop {
+        let listing = store.list(keys::records()).await.expect("records");
+        let mut by_instant: BTreeMap<Timestamp, Vec<Timestamp>> = BTreeMap::new();
+        for entry in listing.entries {
+            let fire = keys::fire_of(&entry.key).expect("a record's key");
+            let record =
+                fleetcron::store::values::decode_record(fire, &entry.key, &entry.value).expect("a record");
+            by_instant.entry(record.fire.scheduled_at()).or_default().push(record.written_at);
+        }
+        let whole = by_instant
+            .into_iter()
+            .find(|(instant, written)| written.len() == jobs && after.is_none_or(|after| *instant > after));
+        if let Some((instant, written)) = whole {
+            let took = (*written.iter().max().expect("there are some") - instant)
+                .to_std()
+                .expect("after the instant");
+            return OneInstant { instant, took };
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+}
+
+/// Claims on one etcd, 64 in flight, beside a bare create-if-absent loop with the same client.
+async fn claims() {
+    const CLAIMS: usize = 4000;
+    let etcd = etcd::Etcd::start(etcd::Version::V34).await;
+    let store = etcd.open("/bench").await;
+    let me = Me {
+        name: "bench".parse().expect("a name"),
+        start: NodeStart(Ulid::generate()),
+        instance: "bench".to_owned(),
+    };
+    let presence = Presence::new(Facts {
+        node_start: me.start,
+        labels: &BTreeMap::new(),
+        slots: 64,
+        files: BTreeMap::new(),
+        at: Timestamp::from(std::time::SystemTime::now()),
+    });
+    let stop = CancellationToken::new();
+    let (standing, staying) =
+        race::register_and_stay(store.clone(), me, presence, stop.clone()).await.expect("a registration");
+    let staying = tokio::spawn(staying);
+    let jobs = jobs(&job_texts(CLAIMS, "schedule = '@every 1s'\ncommand = 'true'"));
+    let wanted = Wanted { source: SourceName::default(), jobs };
+    let clock = Clock::system();
+    let outlook = sync::look(&store, &wanted).await.expect("a look");
+    sync::apply(&store, &wanted, outlook, "bench", clock.now()).await.expect("a sync");
+    let definitions: Arc<Vec<Revision>> = Arc::new(
+        store
+            .list(keys::jobs())
+            .await
+            .expect("jobs")
+            .entries
+            .iter()
+            .map(|entry| entry.mod_revision)
+            .collect(),
+    );
+    let names: Arc<Vec<_>> = Arc::new(wanted.jobs.iter().map(|job| job.name.clone()).collect());
+    let (mut bare, mut claimed) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        let bare_store = store.clone();
+        bare.push(
+            rate(CLAIMS, 64, move |number| {
+                let store = bare_store.clone();
+                async move {
+                    let key = format!("bare/{round}/{number}");
+                    let txn = Txn::when([Compare::absent(key.as_str())])
+                        .then([Op::put(key.as_str(), vec![b'x'; 250])])
+                        .otherwise([Op::get(key.as_str())]);
+                    assert!(store.txn(txn).await.expect("etcd answers").succeeded);
+                }
+            })
+            .await,
+        );
+        let at = clock.now() + chrono::TimeDelta::hours(1 + round as i64);
+        let (together, standing) = (Together::new(store.clone()), standing.clone());
+        let (names, definitions) = (names.clone(), definitions.clone());
+        claimed.push(
+            rate(CLAIMS, 64, move |number| {
+                let (together, mut standing) = (together.clone(), standing.clone());
+                let candidate = Candidate {
+                    fire: Fire::new(names[number].clone(), FireId::scheduled(at)),
+                    definition: definitions[number],
+                    overlap: Overlap::Allow,
+                    was: None,
+                    last_start: at,
+                };
+                async move {
+                    let raced =
+                        race::claim(&together, &mut standing, &clock, &candidate, &CancellationToken::new())
+                            .await
+                            .expect("etcd answers");
+                    assert!(matches!(raced, Raced::Won(_)));
+                }
+            })
+            .await,
+        );
+    }
+    let (bare, claimed) = (median(bare), median(claimed));
+    println!("claims on one etcd, 64 in flight: {claimed:.0}/s");
+    println!("claims / bare create-if-absent ({bare:.0}/s): {:.2} (wanted: at least 0.8)", claimed / bare);
+    stop.cancel();
+    staying.await.expect("no panic").expect("given back");
+}
+
+/// 10,000 jobs into etcd beside a bare loop of transactions of 128 puts; then `jobs` beside a bare paged list.
+async fn syncs() {
+    const JOBS: usize = 10_000;
+    let etcd = etcd::Etcd::start(etcd::Version::V34).await;
+    let wanted = Wanted {
+        source: SourceName::default(),
+        jobs: jobs(&job_texts(JOBS, "schedule = '0 2 * * *'\ncommand = 'true'")),
+    };
+    let (mut bare, mut synced) = (Vec::new(), Vec::new());
+    let mut store = etcd.open("/sync").await;
+    for round in 0..ROUNDS {
+        store = etcd.open(&format!("/sync{round}")).await;
+        let begun = Instant::now();
+        let outlook = sync::look(&store, &wanted).await.expect("a look");
+        sync::apply(&store, &wanted, outlook, "bench", Clock::system().now()).await.expect("a sync");
+        synced.push(begun.elapsed().as_secs_f64());
+        let puts: Vec<Op> = store
+            .list(fleetcron::store::KeyRange::prefix(""))
+            .await
+            .expect("a list")
+            .entries
+            .into_iter()
+            .map(|entry| Op::put(format!("bare/{}", entry.key), entry.value))
+            .collect();
+        let begun = Instant::now();
+        for some in puts.chunks(128) {
+            store.txn(Txn::new().then(some.to_vec())).await.expect("etcd answers");
+        }
+        bare.push(begun.elapsed().as_secs_f64());
+    }
+    let (bare, synced) = (median(bare), median(synced));
+    println!("sync of {JOBS} jobs to etcd: {synced:.2} s");
+    println!("bare loop / sync: {:.2} (wanted: at least 0.5)", bare / synced);
+
+    let (mut listed, mut answered) = (Vec::new(), Vec::new());
+    let address = etcd.address(&format!("/sync{}", ROUNDS - 1)).to_string();
+    for _ in 0..ROUNDS {
+        let begun = Instant::now();
+        assert_eq!(store.list(keys::jobs()).await.expect("a list").entries.len(), JOBS);
+        listed.push(begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        let output = Command::new(env!("CARGO_BIN_EXE_fleetcron"))
+            .args(["--store", &address, "jobs", "--output", "json"])
+            .output()
+            .expect("jobs runs");
+        answered.push(begun.elapsed().as_secs_f64());
+        assert_eq!(output.stdout.iter().filter(|&&byte| byte == b'\n').count(), JOBS);
+    }
+    let (listed, answered) = (median(listed), median(answered));
+    println!("`jobs` of {JOBS}: {answered:.2} s");
+    println!("`jobs` / bare paged list ({listed:.2} s): {:.1} (wanted: at most 5)", answered / listed);
+}
+
+/// A daemon with 100 jobs that are not due: memory and CPU time over ten seconds.
+async fn idle() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let daemon = Daemon::start(folder.path(), &job_texts(100, "schedule = '0 0 1 1 *'\ncommand = 'true'"));
+    let store = daemon.store().await;
+    while store.list(keys::jobs()).await.expect("jobs").entries.len() < 100 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = daemon.cpu();
+    let begun = Instant::now();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let share = (daemon.cpu() - before) / begun.elapsed().as_secs_f64();
+    println!("idle daemon, 100 jobs, SQLite: {:.1} MB resident (wanted: at most 20)", daemon.resident_mb());
+    println!("idle daemon: {:.2} % of a core (wanted: less than 1)", share * 100.0);
+}
+
+/// A real daemon on an SQLite store in a folder.
+struct Daemon {
+    child: std::process::Child,
+    store: PathBuf,
+}
+
+impl Daemon {
+    fn start(folder: &Path, jobs: &str) -> Daemon {
+        let file = folder.join("jobs.toml");
+        std::fs::write(&file, jobs).expect("a job file");
+        let store = folder.join("store").join("fleetcron.db");
+        let child = Command::new(env!("CARGO_BIN_EXE_fleetcron"))
+            .args(["run", "--node", "bench", "--slots", "64"])
+            .arg("--store")
+            .arg(format!("sqlite:{}", store.display()))
+            .arg("--state")
+            .arg(folder.join("state"))
+            .arg("--jobs")
+            .arg(&file)
+            .env("FLEETCRON_LOG", "warn")
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("a daemon");
+        Daemon { child, store }
+    }
+
+    async fn store(&self) -> Store {
+        let address = format!("sqlite:{}", self.store.display()).parse().expect("an address");
+        loop {
+            match Store::open(&address, &Access::default()).await {
+                Ok(store) => return store,
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    fn proc(&self, file: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("the daemon lives")
+    }
+
+    fn resident_mb(&self) -> f64 {
+        let status = self.proc("status");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a figure");
+        line.split_ascii_whitespace().nth(1).and_then(|kb| kb.parse::<f64>().ok()).expect("a number") / 1024.0
+    }
+
+    /// Seconds of CPU time so far.
+    fn cpu(&self) -> f64 {
+        let stat = self.proc("stat");
+        let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_ascii_whitespace().collect();
+        let ticks: f64 = [11, 12].iter().map(|&at| fields[at].parse::<f64>().expect("a number")).sum();
+        ticks / 100.0
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id() as i32);
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+fn job_texts(jobs: usize, fields: &str) -> String {
+    (0..jobs).map(|number| format!("[jobs.job-{number:05}]\n{fields}\n")).collect()
+}
+
+fn jobs(text: &str) -> Vec<Job> {
+    jobfile::parse(&[SourceFile { path: "bench.toml", text }]).expect("good jobs").jobs
+}
+
+/// How many a second, with so many in flight.
+async fn rate<F: Future<Output = ()> + Send + 'static>(
+    all: usize,
+    in_flight: usize,
+    task: impl Fn(usize) -> F,
+) -> f64 {
+    let begun = Instant::now();
+    let mut tasks = JoinSet::new();
+    for number in 0..all {
+        if tasks.len() == in_flight {
+            tasks.join_next().await.expect("there are some").expect("no panic");
+        }
+        tasks.spawn(task(number));
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.expect("no panic");
+    }
+    all as f64 / begun.elapsed().as_secs_f64()
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
