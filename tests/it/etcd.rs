@@ -186,9 +186,24 @@ impl Etcd {
         }
     }
 
-    /// Like a machine that hangs: connections stay open and nothing answers.
+    /// Like a machine that hangs: connections stay open and nothing answers. On a busy machine its threads stop some
+    /// time after the signal; when this returns, all have.
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
+        let until = Instant::now() + SOON;
+        while !self.is_stopped() {
+            assert!(Instant::now() < until, "etcd does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        let process = self.process.as_ref().expect("it runs").id();
+        let mut threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("it is there").flatten();
+        threads.all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     pub fn thaw(&self) {
