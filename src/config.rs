@@ -273,7 +273,7 @@ impl StateFolder {
         StateFolder(path)
     }
 
-    /// Where the run folders are, while there is something to do about a run.
+    /// Where the run files are, while there is something to do about a run.
     pub fn runs(&self) -> PathBuf {
         self.0.join("runs")
     }

@@ -713,7 +713,7 @@ impl Daemon {
         let folders = match RunFolder::list(&self.place.runs) {
             Ok(folders) => folders,
             Err(error) => {
-                warn!(%error, "the run folders cannot be listed");
+                warn!(%error, "the run files cannot be listed");
                 return;
             }
         };
@@ -724,7 +724,7 @@ impl Daemon {
                 continue;
             }
             if let Err(error) = run::clear_orphan(&self.place, &name, &folder) {
-                warn!(folder = %folder.path().display(), %error, "a run folder could not be cleared away");
+                warn!(folder = %folder.path().display(), %error, "a run file could not be cleared away");
             }
         }
     }

@@ -1,9 +1,9 @@
 //! The guard: the one small process that owns a command, and how a node speaks with it.
 //!
-//! A node makes a [run folder](folder), takes its lock and spawns `fleetcron-guard`, which inherits that lock.
-//! The guard starts the command, drains its output, ends it when it must end, writes to disk how it ended, and
-//! goes. The node listens to it over the folder's socket; when the node is gone the guard goes on, and the next
-//! one finds it by the folder.
+//! A node makes a [run file](folder), takes its lock and spawns `fleetcron-guard`, which inherits that lock. The
+//! guard starts the command, drains its output, ends it when it must end, writes to disk how it ended, and goes. The
+//! node listens to it over a socket beside the file; when the node is gone the guard goes on, and the next one finds
+//! it by the file.
 //!
 //! [`folder`] is what lies on disk, [`life`] and [`hold`] decide, [`process`] is the guard itself, [`link`] the node's side.
 

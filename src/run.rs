@@ -41,7 +41,7 @@ pub struct Place {
     /// The same store, for what is sent in company.
     pub together: Together,
     pub clock: Clock,
-    /// The folder of run folders.
+    /// The folder of the run files.
     pub runs: PathBuf,
     /// The folder of the output that is kept: see [`kept_output`].
     pub outputs: PathBuf,
@@ -105,7 +105,7 @@ pub enum Order {
 
 /// Runs a claim to its end and writes the record.
 ///
-/// Errors: the result could not be written; it is kept in the run folder for the next life of this node.
+/// Errors: the result could not be written; it is kept in the run file for the next life of this node.
 pub async fn run(
     place: &Place,
     me: &Me,
@@ -259,7 +259,7 @@ async fn close(
     if let Some(folder) = folder
         && let Err(error) = clear(place, &folder, &record.fire, attempt)
     {
-        warn!(folder = %folder.path().display(), %error, "the run folder could not be cleared away");
+        warn!(folder = %folder.path().display(), %error, "the run file could not be cleared away");
     }
     Ok(written)
 }
@@ -368,7 +368,7 @@ fn clear(place: &Place, folder: &RunFolder, fire: &Fire, attempt: u32) -> io::Re
     folder.remove()
 }
 
-/// Clears away a run folder whose fire has no lock of this node: its record is written, or its claim never was made.
+/// Clears away the files of a run whose fire has no lock of this node: its record is written, or its claim never was made.
 /// A guard that is still there is told to end its command: nobody allows it any more.
 pub fn clear_orphan(place: &Place, name: &FolderName, folder: &RunFolder) -> io::Result<()> {
     match folder.look()? {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
     let (Some(folder), None) = (arguments.next(), arguments.next()) else {
-        eprintln!("fleetcron-guard: started by fleetcron itself, with a run folder");
+        eprintln!("fleetcron-guard: started by fleetcron itself, with a run file");
         return ExitCode::from(2);
     };
     match fleetcron::guard::process::guard(folder.into()) {

@@ -5,7 +5,7 @@
 //! | `lock` | flocked while a daemon uses the folder |
 //! | `node` | this life of the node, in which boot and on which machine it began, and the lives before it |
 //! | `files` | by source, the digest of the job files when they were last looked at |
-//! | `runs/` | run folders: see [`crate::guard::folder`] |
+//! | `runs/` | run files: see [`crate::guard::folder`] |
 //! | `output/` | output of runs that have their record |
 
 use std::collections::BTreeMap;

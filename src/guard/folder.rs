@@ -35,7 +35,7 @@ use crate::fire::Fire;
 use crate::record::Usage;
 use crate::schedule::Timestamp;
 
-/// The version of every form in a run folder that this release writes. Guards of an older release may still run
+/// The version of every form in a run file that this release writes. Guards of an older release may still run
 /// when the daemon is replaced, so each released version is read for ever.
 pub const VERSION: u32 = 1;
 
@@ -76,7 +76,7 @@ impl std::str::FromStr for FolderName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<FolderName, String> {
-        let odd = || format!("{text:?} is no run folder's name");
+        let odd = || format!("{text:?} is no run file's name");
         let [job, lane, id, attempt] = text.split(',').collect::<Vec<_>>()[..] else { return Err(odd()) };
         let fire = Fire {
             job: job.parse().map_err(|_| odd())?,

@@ -50,7 +50,7 @@ pub enum Heard {
     /// The contact and hold that are in force there: the answer to a change of the hold.
     Holds(Contact),
     Ended(Ended),
-    /// It is gone. What the run folder shows is all there is to know.
+    /// It is gone. What the run file shows is all there is to know.
     Gone,
 }
 

@@ -1,6 +1,6 @@
 //! The guard process itself: one thread, one `poll`, no runtime.
 //!
-//! It inherits the run folder's lock as descriptor 0 and the listening socket as descriptor 1, and is told the
+//! It inherits the run file's lock as descriptor 0 and the listening socket as descriptor 1, and is told the
 //! folder as its only argument; neither the command nor its environment shows there.
 //!
 //! It adopts the orphans of its command, so the command and all it started are gone exactly when the guard has no
@@ -33,7 +33,7 @@ use crate::child::{self, ProcessId, plain};
 use crate::output;
 use crate::schedule::Timestamp;
 
-/// Runs the command of a run folder to its end.
+/// Runs the command of a run file to its end.
 ///
 /// Errors: it could not even begin, and nothing was started.
 pub fn guard(folder: PathBuf) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Taking back what an earlier life of this node left: locks in the store, and run folders on the disk.
+//! Taking back what an earlier life of this node left: locks in the store, and run files on the disk.
 
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -74,9 +74,7 @@ pub async fn take_back(
             fail_point!("back.fresh");
             return start_after_all(place, standing, found, None, job, orders).await;
         }
-        Err(error) => {
-            End::Lost { reason: format!("the run folder cannot be read: {error}"), started_at: None }
-        }
+        Err(error) => End::Lost { reason: format!("the run file cannot be read: {error}"), started_at: None },
     };
     fail_point!("back.close");
     close(place, &me, found.into_claim(), folder, end, &spec).await.map(Some)
@@ -108,7 +106,7 @@ async fn start_after_all(
     if let Some(folder) = former
         && let Err(error) = folder.remove()
     {
-        warn!(folder = %folder.path().display(), %error, "the run folder could not be cleared away");
+        warn!(folder = %folder.path().display(), %error, "the run file could not be cleared away");
     }
     let Some(claim) = claim else { return Ok(None) };
     fail_point!("back.run");
