@@ -15,7 +15,7 @@ use crate::job::{Job, JobName, SourceName};
 use crate::jobfile::{self, Plan};
 use crate::schedule::Timestamp;
 use crate::store::values::{self, Definition, SourceState, Unreadable};
-use crate::store::{Compare, Entry, Op, Revision, Store, StoreError, Txn, keys};
+use crate::store::{Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Txn, keys};
 
 /// What a source is to hold.
 #[derive(Debug, Clone)]
@@ -124,9 +124,6 @@ fn outlook(wanted: &Wanted, state: Option<Entry>, entries: Vec<Entry>) -> Result
     let plan = jobfile::plan(&ours, &wanted.jobs);
     Ok(Outlook { plan, foreign, unreadable, there: ours.len(), state, state_revision, definitions })
 }
-
-/// The most operations in one transaction: etcd's own limit.
-const MOST_OPS: usize = 128;
 
 /// Carries out what an outlook says, in transactions of at most 128 operations. Foreign jobs in the files become this
 /// source's: who calls has asked.
