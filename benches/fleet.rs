@@ -21,7 +21,7 @@ use fleetcron::jobfile::{self, SourceFile};
 use fleetcron::node::NodeStart;
 use fleetcron::race::{self, Candidate, Me, Presence, Raced};
 use fleetcron::schedule::Timestamp;
-use fleetcron::store::values::Facts;
+use fleetcron::store::values::{Facts, LockPolicy, Promise};
 use fleetcron::store::{Access, Compare, Op, Revision, Store, Together, Txn, keys};
 use fleetcron::sync::{self, Wanted};
 use tokio::task::JoinSet;
@@ -174,7 +174,9 @@ async fn claims() {
     });
     let stop = CancellationToken::new();
     let (standing, staying) =
-        race::register_and_stay(store.clone(), me, presence, stop.clone()).await.expect("a registration");
+        race::register_and_stay(store.clone(), Clock::system(), me, presence, stop.clone())
+            .await
+            .expect("a registration");
     let staying = tokio::spawn(staying);
     let jobs = jobs(&job_texts(CLAIMS, "schedule = '@every 1s'\ncommand = 'true'"));
     let wanted = Wanted { source: SourceName::default(), jobs };
@@ -219,7 +221,7 @@ async fn claims() {
                     definition: definitions[number],
                     overlap: Overlap::Allow,
                     was: None,
-                    last_start: at,
+                    policy: LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None },
                 };
                 async move {
                     let raced =

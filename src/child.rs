@@ -521,10 +521,23 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
+    /// The process that has this number now.
+    pub fn of(pid: i32) -> io::Result<ProcessId> {
+        Ok(ProcessId { pid, started: stat(pid)?.started })
+    }
+
     /// The calling process.
     pub fn own() -> io::Result<ProcessId> {
-        let pid = std::process::id() as i32;
-        Ok(ProcessId { pid, started: stat(pid)?.started })
+        ProcessId::of(std::process::id() as i32)
+    }
+}
+
+/// Has a process go on that was stopped by a signal. `is`: which one it must be, where its number may have been used
+/// again.
+pub fn wake(pid: i32, is: Option<ProcessId>) {
+    let meant = |found: &Stat| is.is_none_or(|is| is.started == found.started);
+    if stat(pid).is_ok_and(|found| found.stopped && meant(&found)) {
+        let _ = signal_one(Pid::from_raw(pid), Signal::SIGCONT);
     }
 }
 
@@ -570,6 +583,8 @@ struct Stat {
     session: i32,
     started: u64,
     zombie: bool,
+    /// By a signal.
+    stopped: bool,
 }
 
 /// Fields of `/proc/<pid>/stat`. The name in brackets may hold anything, brackets too, so fields count from the
@@ -589,6 +604,7 @@ fn stat(pid: i32) -> io::Result<Stat> {
         session: field(6)?.parse().map_err(|_| odd())?,
         started: field(22)?.parse().map_err(|_| odd())?,
         zombie: matches!(field(3)?, "Z" | "X"),
+        stopped: field(3)? == "T",
     })
 }
 

@@ -84,7 +84,7 @@ struct Global {
     /// The settings file; by default /etc/fleetcron/fleetcron.toml, if it is there
     ///
     /// It is TOML, and all of it may be left out: store, node, slots, state, jobs (a list of paths), log_format,
-    /// drain_timeout, [labels], and [etcd] with ca_file, cert_file, key_file, user, password_file. Paths count from
+    /// stop_hold, [labels], and [etcd] with ca_file, cert_file, key_file, user, password_file. Paths count from
     /// the file's own folder. A password file that everybody may read is refused.
     #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "PATH", env = "FLEETCRON_CONFIG", hide_env_values = true)]
     config: Option<OsString>,

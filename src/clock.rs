@@ -1,6 +1,8 @@
-//! The wall clock, read in one place so that a test can put another in its stead.
+//! The wall clock, read in one place so that a test can put another in its stead, and the time since boot.
 
 use std::time::{Duration, Instant, SystemTime};
+
+use nix::time::{ClockId, clock_gettime};
 
 use crate::schedule::Timestamp;
 
@@ -59,6 +61,11 @@ impl Clock {
         }
     }
 
+    /// The time since boot, by which contacts and holds are counted: see [`since_boot`].
+    pub fn since_boot(&self) -> Duration {
+        since_boot()
+    }
+
     /// How many times as fast as real time it runs.
     pub fn pace(&self) -> u32 {
         match self.shift {
@@ -72,6 +79,14 @@ impl Clock {
         let left = (at - self.now()).to_std().unwrap_or_default();
         left / self.pace().max(1)
     }
+}
+
+/// The time since boot (CLOCK_BOOTTIME), standing still for nothing: a suspended machine's deadlines pass too. All
+/// processes of a machine count from the same moment.
+pub fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME)
+        .map(Duration::from)
+        .expect("every Linux since 2.6.39 has this clock")
 }
 
 #[cfg(test)]

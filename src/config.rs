@@ -20,8 +20,8 @@ use crate::store::{Access, Address};
 
 /// The settings file that is read when none is named. It need not be there.
 pub const DEFAULT_FILE: &str = "/etc/fleetcron/fleetcron.toml";
-/// How long an orderly stop waits for runs, unless said otherwise.
-pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long commands may go on without a daemon after an orderly stop, unless said otherwise.
+pub const DEFAULT_STOP_HOLD: Duration = Duration::from_secs(15 * 60);
 
 /// What a settings file says; all of it optional.
 #[derive(Debug, Clone, Default)]
@@ -43,7 +43,7 @@ struct Said {
     state: Option<PathBuf>,
     jobs: Option<Vec<PathBuf>>,
     log_format: Option<LogFormat>,
-    drain_timeout: Option<Spanned<String>>,
+    stop_hold: Option<Spanned<String>>,
     allow_users: Option<Vec<String>>,
     allow_root: Option<bool>,
     etcd: Etcd,
@@ -222,12 +222,12 @@ impl Settings {
         Policy { users, root: self.said.allow_root.unwrap_or(true) }
     }
 
-    pub fn drain_timeout(&self, given: Option<Duration>) -> Result<Duration, SettingsError> {
-        match (given, &self.said.drain_timeout) {
+    pub fn stop_hold(&self, given: Option<Duration>) -> Result<Duration, SettingsError> {
+        match (given, &self.said.stop_hold) {
             (Some(given), _) => Ok(given),
-            (None, None) => Ok(DEFAULT_DRAIN_TIMEOUT),
+            (None, None) => Ok(DEFAULT_STOP_HOLD),
             (None, Some(said)) => humantime::parse_duration(said.get_ref()).map_err(|error| {
-                let error = format!("drain_timeout: {:?} is not a duration: {error}", said.get_ref());
+                let error = format!("stop_hold: {:?} is not a duration: {error}", said.get_ref());
                 self.wrong(said, &error)
             }),
         }
@@ -354,7 +354,7 @@ mod tests {
     fn what_is_given_comes_before_the_file_and_the_file_before_the_default() {
         let file = settings(
             "store = 'sqlite:x.db'\nnode = 'db-1'\nslots = 3\nstate = 's'\njobs = ['a', '/b']\n\
-             log_format = 'json'\ndrain_timeout = '5m'\n[labels]\nrole = 'db'\nzone = 'eu'\n",
+             log_format = 'json'\nstop_hold = '5m'\n[labels]\nrole = 'db'\nzone = 'eu'\n",
         );
         let none = Settings::default();
         assert_eq!(file.store(None).unwrap().to_string(), "sqlite:/etc/f/x.db");
@@ -371,8 +371,8 @@ mod tests {
         assert_eq!(file.jobs(&["c".into()]), [Path::new("c")]);
         assert_eq!(file.log_format(None), LogFormat::Json);
         assert_eq!(file.log_format(Some(LogFormat::Text)), LogFormat::Text);
-        assert_eq!(file.drain_timeout(None), Ok(Duration::from_secs(300)));
-        assert_eq!(none.drain_timeout(None), Ok(DEFAULT_DRAIN_TIMEOUT));
+        assert_eq!(file.stop_hold(None), Ok(Duration::from_secs(300)));
+        assert_eq!(none.stop_hold(None), Ok(DEFAULT_STOP_HOLD));
         assert_eq!(none.policy(), Policy { users: None, root: true });
         let strict = settings("allow_users = ['www', 'backup']\nallow_root = false\n").policy();
         assert_eq!(strict, Policy { users: Some(["www", "backup"].map(str::to_owned).into()), root: false });
@@ -396,10 +396,7 @@ mod tests {
         check_refused(settings("node = 'localhost'").node(None), "/etc/f/f.toml:1:8: node: \"localhost\"");
         check_refused(settings("[labels]\nnode = 'x'").labels(&[]), "/etc/f/f.toml:2:8: the label \"node\"");
         check_refused(settings("slots = 0").slots(None), "/etc/f/f.toml:1:9: slots");
-        check_refused(
-            settings("drain_timeout = 'soon'").drain_timeout(None),
-            "/etc/f/f.toml:1:17: drain_timeout",
-        );
+        check_refused(settings("stop_hold = 'soon'").stop_hold(None), "/etc/f/f.toml:1:17: stop_hold");
     }
 
     #[test]

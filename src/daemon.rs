@@ -35,11 +35,11 @@ use crate::guard::RunFolder;
 use crate::job::{DEFAULT_KILL_AFTER, Job, JobName};
 use crate::node::{Labels, NodeName};
 use crate::planner::{Planned, Planner, START_WITHIN};
-use crate::race::{self, Candidate, Found, Me, Registered, Standing, Unrun};
+use crate::race::{self, Candidate, Found, Me, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, Account, Order, Place};
 use crate::schedule::Timestamp;
-use crate::store::values::{self, Definition, Facts, Presence, Status};
+use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Promise, Status};
 use crate::store::{
     Access, Address, Entry, Event, Follow, Revision, Seen, Store, StoreError, Together, keys,
 };
@@ -57,8 +57,8 @@ pub struct Options {
     pub state: PathBuf,
     /// Job files and folders to keep the store in step with.
     pub jobs: Vec<PathBuf>,
-    /// How long an orderly stop waits for runs before it ends them.
-    pub drain_timeout: Duration,
+    /// How long commands may go on without a daemon after an orderly stop, at least.
+    pub stop_hold: Duration,
     /// Whose commands this node runs.
     pub policy: Policy,
     pub clock: Clock,
@@ -93,7 +93,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     info!(node = %me.name, store = %store.describe(), version = env!("CARGO_PKG_VERSION"),
           tzdata = crate::schedule::tzdata_version(), slots = options.slots, "starting");
     let gone = CancellationToken::new();
-    let registered = race::register_and_stay(store.clone(), me, presence, gone.clone());
+    let registered = race::register_and_stay(store.clone(), options.clock, me, presence, gone.clone());
     let (standing, staying) = tokio::select! {
         registered = registered => registered?,
         // Nothing is held yet, so nothing is to be given back.
@@ -161,14 +161,14 @@ struct Daemon {
     /// Where the tasks tell that they won.
     won: (mpsc::Sender<Fire>, mpsc::Receiver<Fire>),
     services: JoinSet<anyhow::Result<()>>,
+    /// Small tasks that nobody waits for.
+    chores: JoinSet<()>,
     signals: Signals,
     reload: Arc<Notify>,
     /// Cancelled when nothing more is to be claimed.
     leaving: CancellationToken,
     /// Cancelled when the registration is to be given back.
     gone: CancellationToken,
-    /// How often the lease had been lost when the locks were last verified.
-    losses: u32,
     /// The store has told its jobs at least once.
     knows_jobs: bool,
 }
@@ -210,7 +210,7 @@ enum Wake {
     FireDue,
     Won(Fire),
     Ended(Result<(Fire, Step), JoinError>),
-    Registered(Registered),
+    ChoreEnded(Result<(), JoinError>),
     ServiceEnded(Result<anyhow::Result<()>, JoinError>),
     Signal(Signal),
 }
@@ -256,11 +256,11 @@ impl Daemon {
             // Each fire in hand tells it once.
             won: mpsc::channel(most_at_once),
             services,
+            chores: JoinSet::new(),
             signals,
             reload,
             leaving: CancellationToken::new(),
             gone,
-            losses: 0,
             knows_jobs: false,
         };
         daemon.clear_orphan_folders(&left);
@@ -285,7 +285,11 @@ impl Daemon {
                 Wake::FireDue => self.race_for_due(),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
-                Wake::Registered(registered) => self.registered(registered).await,
+                Wake::ChoreEnded(ended) => {
+                    if let Err(error) = ended {
+                        error!(%error, "a small task panicked");
+                    }
+                }
                 Wake::ServiceEnded(ended) => {
                     let end = service_end(ended);
                     if let Err(error) = &end {
@@ -312,7 +316,7 @@ impl Daemon {
         tokio::select! {
             signal = self.signals.next() => Wake::Signal(signal),
             Some(ended) = self.services.join_next() => Wake::ServiceEnded(ended),
-            registered = self.standing.changed() => Wake::Registered(registered),
+            Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
             () = tokio::time::sleep(until_due) => Wake::FireDue,
@@ -542,7 +546,11 @@ impl Daemon {
             definition: Revision(planned.definition),
             overlap: planned.job.overlap,
             was: planned.job.was.clone(),
-            last_start: planned.last_start(at),
+            policy: LockPolicy {
+                promise: Promise::AtLeastOnce,
+                last_start: planned.last_start(at),
+                hold: run::hold_of(&planned.job),
+            },
         };
         let (job, kill_after) = (planned.job.clone(), planned.job.kill_after);
         let (orders, hear) = watch::channel(Order::GoOn);
@@ -682,34 +690,8 @@ impl Daemon {
         });
     }
 
-    /// After a lost lease: which of the fires in hand are still this node's?
-    async fn registered(&mut self, registered: Registered) {
-        let Registered::Yes(registration) = registered else { return };
-        if std::mem::replace(&mut self.losses, registration.losses()) == registration.losses() {
-            // Made anew while the lease went on: nobody can have seen this node gone.
-            return;
-        }
-        let held: Vec<Fire> =
-            self.hands.iter().filter(|(_, hand)| hand.held).map(|(fire, _)| fire.clone()).collect();
-        if held.is_empty() {
-            return;
-        }
-        match race::still_mine(&self.place.store, &self.standing.me, &held).await {
-            Ok(answers) => {
-                for (fire, still) in held.iter().zip(answers) {
-                    if !still && let Some(hand) = self.hands.get(fire) {
-                        warn!(job = %fire.job, fire = %fire.id, "no longer this node's, stopping it at once");
-                        hand.orders.send_replace(Order::Kill("the lock was lost".to_owned()));
-                    }
-                }
-            }
-            // Nobody takes over another node's locks yet, so waiting for the next look does no harm.
-            Err(error) => warn!(%error, "the locks could not be verified"),
-        }
-    }
-
     /// Run folders without a lock: their record is written, or their claim never was. Nothing may start there any more.
-    fn clear_orphan_folders(&self, left: &[Found]) {
+    fn clear_orphan_folders(&mut self, left: &[Found]) {
         let folders = match RunFolder::list(&self.place.runs) {
             Ok(folders) => folders,
             Err(error) => {
@@ -723,9 +705,12 @@ impl Daemon {
             if locked {
                 continue;
             }
-            if let Err(error) = run::clear_orphan(&self.place, &name, &folder) {
-                warn!(folder = %folder.path().display(), %error, "a run file could not be cleared away");
-            }
+            let (place, me) = (self.place.clone(), self.standing.me.clone());
+            self.chores.spawn(async move {
+                if let Err(error) = run::clear_orphan(&place, &me, &name, &folder).await {
+                    warn!(folder = %folder.path().display(), %error, "a run file could not be cleared away");
+                }
+            });
         }
     }
 }

@@ -100,6 +100,8 @@ pub struct Job {
     pub timeout: Option<Duration>,
     /// How long after TERM a command that is to stop gets KILL.
     pub kill_after: Duration,
+    /// How long a run may go on after its node's last contact with the store.
+    pub hold: Duration,
     pub overlap: Overlap,
     /// The exit codes that count as success.
     pub success_exit: BTreeSet<u8>,
@@ -300,6 +302,10 @@ impl FromStr for Limit {
 /// Defaults of the fields that have one, as the table in the README shows them.
 pub const DEFAULT_SHELL: &str = "/bin/sh";
 pub const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(10);
+/// The hold of a job that does not set one.
+pub const DEFAULT_HOLD: Duration = Duration::from_secs(60);
+/// A shorter hold would stop commands for a single renewal that was late.
+pub const LEAST_HOLD: Duration = Duration::from_secs(6);
 
 #[cfg(test)]
 mod tests {

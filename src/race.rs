@@ -8,9 +8,11 @@
 //! registration (a *fence*) all that this node sent before and got no answer to can no longer happen.
 
 mod claim;
+mod keep;
 mod registration;
 
-pub use claim::{
-    Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, still_mine,
+pub use claim::{Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine};
+pub use keep::{Verified, rewrite, verify};
+pub use registration::{
+    Holding, InTouch, Me, Presence, Refused, Registered, Registration, Standing, register_and_stay,
 };
-pub use registration::{Me, Presence, Refused, Registered, Registration, Standing, register_and_stay};

@@ -13,8 +13,10 @@ pub struct Record {
     pub outcome: Outcome,
     /// Why, in a few words, where the outcome alone does not say it: `overlap`, `could not start: …`.
     pub reason: Option<String>,
-    /// The run, where there was one.
+    /// The run, where there was one: the last attempt at it.
     pub run: Option<RunFacts>,
+    /// The attempts before that one, the oldest first.
+    pub past: Vec<Past>,
     /// Who wrote this: of a `lost` record not the node that ran the command.
     pub writer: Writer,
     pub written_at: Timestamp,
@@ -24,6 +26,20 @@ pub struct Record {
 
 /// How much output a record carries at most, in bytes; the rest is on the node that ran the command.
 pub const TAIL: usize = 4096;
+
+/// An attempt that another one followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Past {
+    pub attempt: u32,
+    pub node: NodeName,
+    pub outcome: Outcome,
+    pub reason: Option<String>,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    pub started_at: Option<Timestamp>,
+    /// None: nobody saw it end.
+    pub ended_at: Option<Timestamp>,
+}
 
 /// One claim, from start to end.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -23,8 +23,9 @@ A node works out when each job is due and races the other nodes for it; one of t
 keeps the store in step with job files. One machine needs nothing else: the store is then an SQLite file, which this \
 command makes.
 
-TERM or Ctrl-C stop the node in order: it starts nothing more, lets commands end within --drain-timeout, writes their \
-records and goes; a second one hurries. HUP reads the job files again.
+TERM or Ctrl-C stop the node in order: it starts nothing more and goes. What runs goes on without it, for at least \
+--stop-hold, and the next start of the node takes it back; only when the machine goes down is it stopped, and handed \
+back to be run again. HUP reads the job files again.
 
 The log goes to stderr; FLEETCRON_LOG sets its level (info by default; debug, or fleetcron::race=debug).
 
@@ -52,9 +53,9 @@ pub struct Args {
     /// How log lines are written: text or json [default: text]
     #[arg(long, value_name = "FORMAT", env = "FLEETCRON_LOG_FORMAT", hide_env_values = true)]
     log_format: Option<LogFormat>,
-    /// How long an orderly stop waits for commands to end [default: 60s]
-    #[arg(long, value_name = "DURATION", env = "FLEETCRON_DRAIN_TIMEOUT", hide_env_values = true, value_parser = humantime::parse_duration)]
-    drain_timeout: Option<Duration>,
+    /// How long commands may go on without a daemon after an orderly stop, at least [default: 15m]
+    #[arg(long, value_name = "DURATION", env = "FLEETCRON_STOP_HOLD", hide_env_values = true, value_parser = humantime::parse_duration)]
+    stop_hold: Option<Duration>,
     /// Caught to say what was meant.
     #[arg(hide = true, value_name = "JOB")]
     meant_start: Vec<String>,
@@ -92,7 +93,7 @@ fn options(door: &Door, args: &Args) -> Result<Options, Failure> {
         slots: settings.slots(args.slots)?,
         state: settings.state(args.state.as_deref(), &node)?,
         jobs: settings.jobs(&args.jobs),
-        drain_timeout: settings.drain_timeout(args.drain_timeout)?,
+        stop_hold: settings.stop_hold(args.stop_hold)?,
         policy: settings.policy(),
         clock: door.clock,
         node,

@@ -1,92 +1,69 @@
 //! The leave: the only description of an orderly stop.
+//!
+//! A stop for an upgrade or a restart touches no command: each goes on under its guard, for at least `stop_hold`, and
+//! the next daemon takes it back. When the machine goes down, commands are asked to stop and their fires handed back.
 
 use std::time::Duration;
 
+use tokio::process::Command;
 use tokio::time::{Instant, timeout, timeout_at};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Daemon;
 use super::signals::Signal;
 use crate::run::Order;
 
-/// Beyond its `kill_after`, how long a run that was told to stop may take to end and to be recorded.
+/// How long the store is waited for at the end, beyond what commands may take.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// How far the leave has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hurry {
-    /// Runs end by themselves.
-    Wait,
-    /// They were asked to stop.
-    Asked,
-    /// They were told to.
-    Told,
-}
-
 impl Daemon {
-    /// Plans nothing more, lets runs end, writes their records, gives the lease back, goes.
+    /// Plans nothing more, parts from what runs, writes the records of what has ended, gives the lease back, goes.
     ///
-    /// A second signal asks the runs to stop at once, a third ends them.
+    /// A second signal does not wait for the store any more.
     pub(super) async fn leave(mut self) {
         self.leaving.cancel();
         self.waiting.clear();
-        let mut hurry = Hurry::Wait;
-        let mut until = Instant::now() + self.options.drain_timeout;
-        // A race is over in a moment, unless the store does not answer: then nobody knows when.
-        let races_until = Instant::now() + LAST_WORDS;
-        if !self.tasks.is_empty() {
-            info!(runs = self.hands.len(), timeout = ?self.options.drain_timeout,
-                  "stopping: waiting for what runs; another signal ends it");
+        let going_down = machine_goes_down().await;
+        self.hear_of_wins();
+        let (order, patience) = match going_down {
+            true => {
+                let slowest = self.hands.values().map(|hand| hand.kill_after).max().unwrap_or_default();
+                info!(runs = self.hands.len(), "the machine goes down: what runs is stopped and handed back");
+                (Order::Shutdown, slowest + LAST_WORDS)
+            }
+            false => {
+                let stop_hold = self.options.stop_hold;
+                info!(runs = self.hands.len(), ?stop_hold, "stopping: what runs goes on without this daemon");
+                (Order::Part { stop_hold }, LAST_WORDS)
+            }
+        };
+        for hand in self.hands.values() {
+            hand.orders.send_replace(order.clone());
         }
+        let until = Instant::now() + patience;
         while !self.tasks.is_empty() {
-            self.hear_of_wins();
-            let races = self.hands.values().any(|hand| !hand.held);
             let next = async {
                 tokio::select! {
                     ended = self.tasks.join_next() => {
                         if let Some(Ok((fire, _))) = &ended {
                             self.hands.remove(fire);
                         }
-                        None
+                        false
                     }
-                    signal = self.signals.next() => Some(signal),
+                    signal = self.signals.next() => signal == Signal::Stop,
                 }
             };
-            let hurries = match timeout_at(if races { until.min(races_until) } else { until }, next).await {
-                Err(_) if races && Instant::now() < until => {
-                    warn!(
-                        "the store does not answer: races for fires and records of what was not run are given up"
-                    );
-                    self.let_go_of_races();
-                    false
-                }
-                Ok(None | Some(Signal::Reload)) => false,
-                Ok(Some(Signal::Stop)) | Err(_) => true,
-            };
-            if !hurries {
-                continue;
+            let hurry = timeout_at(until, next).await;
+            if hurry != Ok(false) {
+                // Each goes on as long as its lock says; what has ended is on disk.
+                warn!(
+                    left = self.hands.len(),
+                    "the store does not answer: not everything could be written; the \
+                      next start of this node sees to it"
+                );
+                self.tasks.abort_all();
+                break;
             }
-            hurry = match hurry {
-                Hurry::Wait => {
-                    self.order(Order::Cancel("shutdown".to_owned()));
-                    let slowest = self.hands.values().map(|hand| hand.kill_after).max().unwrap_or_default();
-                    until = Instant::now() + slowest + LAST_WORDS;
-                    Hurry::Asked
-                }
-                Hurry::Asked => {
-                    self.order(Order::Kill("shutdown".to_owned()));
-                    until = Instant::now() + LAST_WORDS;
-                    Hurry::Told
-                }
-                Hurry::Told => {
-                    warn!(
-                        runs = self.hands.len(),
-                        "not all records could be written; the next start of this node writes them"
-                    );
-                    self.tasks.abort_all();
-                    break;
-                }
-            };
         }
         // Deregistered last: until the records are written, other nodes must still see this one alive.
         self.gone.cancel();
@@ -97,11 +74,31 @@ impl Daemon {
         }
         info!(node = %self.options.node, "stopped");
     }
+}
 
-    fn order(&self, order: Order) {
-        info!(runs = self.hands.len(), ?order, "stopping what runs");
-        for hand in self.hands.values() {
-            hand.orders.send_replace(order.clone());
+/// How long the service manager may take to say so.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether this stop is part of the machine's: nothing that runs here survives it.
+///
+/// The first process of a container takes everything with it. Elsewhere systemd is asked: its state is `stopping` from
+/// before it stops the first service; see systemctl(1), is-system-running.
+async fn machine_goes_down() -> bool {
+    if std::process::id() == 1 {
+        return true;
+    }
+    let mut ask = Command::new("systemctl");
+    ask.arg("is-system-running").kill_on_drop(true).stdin(std::process::Stdio::null());
+    ask.stderr(std::process::Stdio::null());
+    match timeout(PATIENCE, ask.output()).await {
+        Ok(Ok(answer)) => answer.stdout.trim_ascii() == b"stopping",
+        Ok(Err(error)) => {
+            debug!(%error, "no systemd to ask whether the machine goes down");
+            false
+        }
+        Err(_) => {
+            warn!("systemd does not say whether the machine goes down");
+            false
         }
     }
 }

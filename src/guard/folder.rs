@@ -32,6 +32,7 @@ use sha2::{Digest, Sha256};
 use super::hold::Contact;
 use crate::child::ProcessId;
 use crate::fire::Fire;
+use crate::node::NodeStart;
 use crate::record::Usage;
 use crate::schedule::Timestamp;
 
@@ -137,6 +138,19 @@ pub struct Spec {
     /// Each line of output is kept with its time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub timestamps: bool,
+    /// Whose run it is, for whoever closes it when its lock is gone. The guard has no use for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
+}
+
+/// The claim that a run was started by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    #[serde(with = "crate::node::as_text")]
+    pub node_start: NodeStart,
+    /// The fencing token.
+    pub token: i64,
+    pub claimed_at: Timestamp,
 }
 
 /// A file that systemd gave to the daemon.
@@ -189,6 +203,8 @@ pub enum How {
     Cancelled,
     /// The hold passed without a contact.
     OutOfTouch,
+    /// The machine went down.
+    Shutdown,
 }
 
 /// What is known of a run, from its file.

@@ -32,6 +32,8 @@ pub enum Stop {
     Cancelled,
     /// The hold passed: somebody else may soon run it.
     OutOfTouch,
+    /// The machine goes down: it is run again, or elsewhere.
+    Shutdown,
 }
 
 /// What can happen to a guard. The list is closed on purpose.
@@ -51,6 +53,8 @@ pub enum Event {
     CancelAsked,
     /// Somebody asks that it stop at once.
     KillAsked,
+    /// The machine goes down.
+    ShutdownAsked,
     /// The guard itself was signalled to end.
     Signalled,
     /// The hold is so far gone that the command must be asked now to be gone in time.
@@ -103,7 +107,7 @@ impl State {
     pub fn after(self, event: Event) -> (State, &'static [Action]) {
         use Event::{
             CancelAsked, DaemonBack, DaemonGone, DiskFull, Exited, GraceUp, HoldPassed, HoldWanes, KillAsked,
-            OutputEnd, Signalled, SpawnFailed, Spawned, TimeUp, TreeEmpty,
+            OutputEnd, ShutdownAsked, Signalled, SpawnFailed, Spawned, TimeUp, TreeEmpty,
         };
         use Leftovers::{LiveOn, Nothing, ToEnd};
         use State::{Asked, Clearing, Done, Draining, Emptying, Insisted, Running, Starting, Unstarted};
@@ -111,6 +115,7 @@ impl State {
             (Starting, Spawned) => (Running, NOTHING),
             (Starting, SpawnFailed) => (Unstarted(None), NOTE),
             (Starting, CancelAsked | KillAsked | Signalled) => (Unstarted(Some(Stop::Cancelled)), NOTE),
+            (Starting, ShutdownAsked) => (Unstarted(Some(Stop::Shutdown)), NOTE),
             (Starting, HoldWanes | HoldPassed) => (Unstarted(Some(Stop::OutOfTouch)), NOTE),
             (Starting, Exited(_) | TreeEmpty | TimeUp | GraceUp | OutputEnd) => (self, NOTHING),
 
@@ -118,6 +123,7 @@ impl State {
             (Running, Exited(ToEnd)) => (Emptying(None), ASK),
             (Running, TimeUp) => (Asked(Stop::TimedOut), ASK),
             (Running, CancelAsked | Signalled) => (Asked(Stop::Cancelled), ASK),
+            (Running, ShutdownAsked) => (Asked(Stop::Shutdown), ASK),
             (Running, KillAsked) => (Insisted(Stop::Cancelled), INSIST),
             (Running, HoldWanes) => (Asked(Stop::OutOfTouch), ASK),
             (Running, HoldPassed) => (Insisted(Stop::OutOfTouch), INSIST),
@@ -131,42 +137,44 @@ impl State {
             // The first reason stands.
             (
                 Asked(_),
-                Spawned | SpawnFailed | TreeEmpty | TimeUp | CancelAsked | Signalled | HoldWanes | OutputEnd,
+                Spawned | SpawnFailed | TreeEmpty | TimeUp | CancelAsked | ShutdownAsked | Signalled
+                | HoldWanes | OutputEnd,
             ) => (self, NOTHING),
 
             (Insisted(stop), Exited(Nothing)) => (Draining(Some(stop)), DRAIN),
             (Insisted(stop), Exited(LiveOn | ToEnd)) => (Clearing(Some(stop)), NOTHING),
             (
                 Insisted(_),
-                Spawned | SpawnFailed | TreeEmpty | TimeUp | GraceUp | CancelAsked | KillAsked | Signalled
-                | HoldWanes | HoldPassed | OutputEnd,
+                Spawned | SpawnFailed | TreeEmpty | TimeUp | GraceUp | CancelAsked | KillAsked
+                | ShutdownAsked | Signalled | HoldWanes | HoldPassed | OutputEnd,
             ) => (self, NOTHING),
 
             (Emptying(stop), TreeEmpty) => (Draining(stop), DRAIN),
             (Emptying(stop), GraceUp | KillAsked | HoldPassed) => (Clearing(stop), INSIST),
             (
                 Emptying(_),
-                Spawned | SpawnFailed | Exited(_) | TimeUp | CancelAsked | Signalled | HoldWanes | OutputEnd,
+                Spawned | SpawnFailed | Exited(_) | TimeUp | CancelAsked | ShutdownAsked | Signalled
+                | HoldWanes | OutputEnd,
             ) => (self, NOTHING),
 
             (Clearing(stop), TreeEmpty) => (Draining(stop), DRAIN),
             (
                 Clearing(_),
-                Spawned | SpawnFailed | Exited(_) | TimeUp | GraceUp | CancelAsked | KillAsked | Signalled
-                | HoldWanes | HoldPassed | OutputEnd,
+                Spawned | SpawnFailed | Exited(_) | TimeUp | GraceUp | CancelAsked | KillAsked
+                | ShutdownAsked | Signalled | HoldWanes | HoldPassed | OutputEnd,
             ) => (self, NOTHING),
 
             (Draining(stop), OutputEnd) => (Done(stop), NOTE),
             (
                 Draining(_),
                 Spawned | SpawnFailed | Exited(_) | TreeEmpty | TimeUp | GraceUp | CancelAsked | KillAsked
-                | Signalled | HoldWanes | HoldPassed,
+                | ShutdownAsked | Signalled | HoldWanes | HoldPassed,
             ) => (self, NOTHING),
 
             (
                 Done(_) | Unstarted(_),
                 Spawned | SpawnFailed | Exited(_) | TreeEmpty | TimeUp | GraceUp | CancelAsked | KillAsked
-                | Signalled | HoldWanes | HoldPassed | OutputEnd,
+                | ShutdownAsked | Signalled | HoldWanes | HoldPassed | OutputEnd,
             ) => (self, NOTHING),
 
             // A command does not depend on who listens; the hold alone tells how long it may do without. Nor on
@@ -205,7 +213,7 @@ mod tests {
     use super::State::*;
     use super::*;
 
-    const EVENTS: [Event; 17] = [
+    const EVENTS: [Event; 18] = [
         Spawned,
         SpawnFailed,
         Exited(Leftovers::Nothing),
@@ -216,6 +224,7 @@ mod tests {
         GraceUp,
         CancelAsked,
         KillAsked,
+        ShutdownAsked,
         Signalled,
         HoldWanes,
         HoldPassed,
@@ -226,7 +235,7 @@ mod tests {
     ];
 
     fn states() -> Vec<State> {
-        let stops = [Stop::TimedOut, Stop::Cancelled, Stop::OutOfTouch];
+        let stops = [Stop::TimedOut, Stop::Cancelled, Stop::OutOfTouch, Stop::Shutdown];
         let mut states = vec![Starting, Running];
         states.extend(stops.map(Asked));
         states.extend(stops.map(Insisted));
@@ -271,6 +280,8 @@ mod tests {
             (&[Spawned, Signalled, ALONE, OutputEnd], cancelled),
             (&[Spawned, HoldWanes, HoldPassed, ALONE, OutputEnd], out_of_touch),
             (&[Spawned, HoldPassed, LEAVING, TreeEmpty, OutputEnd], out_of_touch),
+            (&[ShutdownAsked], Unstarted(Some(Stop::Shutdown))),
+            (&[Spawned, ShutdownAsked, Signalled, GraceUp, ALONE, OutputEnd], Done(Some(Stop::Shutdown))),
             // It is over when the last of it has ended, be it asked or told.
             (&[Spawned, TimeUp, LEAVING, OutputEnd], Emptying(Some(Stop::TimedOut))),
             (&[Spawned, TimeUp, LEAVING, TreeEmpty, OutputEnd], timed_out),

@@ -13,6 +13,7 @@ use tokio::process::{Child, Command};
 
 use super::folder::{Ended, FolderLock, RunFolder, Spec, json};
 use super::hold::Contact;
+use crate::child::{self, ProcessId};
 use crate::schedule::Timestamp;
 
 /// What a node asks of a guard: one line of JSON each.
@@ -23,9 +24,11 @@ pub enum Request {
     Cancel { reason: String },
     /// KILL now.
     Kill { reason: String },
-    /// The node was in touch with the store, and its lock says so long a hold. Answered where the hold that is in force
-    /// then is another than before or than what was said.
+    /// The node was in touch with the store, and its lock says so long a hold. Answered with what is in force then,
+    /// unless the run has no hold.
     Contact(Contact),
+    /// The machine goes down: TERM, `kill_after`, KILL.
+    Shutdown,
 }
 
 /// What a guard says: one line of JSON each.
@@ -37,7 +40,7 @@ pub enum Answer {
         v: u32,
         started_at: Option<Timestamp>,
     },
-    /// The contact and hold that are in force.
+    /// The contact and hold that are in force: the answer to each contact.
     Holds(Contact),
     Ended(Ended),
 }
@@ -47,7 +50,7 @@ pub enum Answer {
 pub enum Heard {
     /// The guard lives; the command was started then, or could not be.
     Started(Option<Timestamp>),
-    /// The contact and hold that are in force there: the answer to a change of the hold.
+    /// The contact and hold that are in force there: the answer to each contact.
     Holds(Contact),
     Ended(Ended),
     /// It is gone. What the run file shows is all there is to know.
@@ -60,6 +63,8 @@ pub struct Guard {
     speak: OwnedWriteHalf,
     /// Where this process spawned it, so that it is reaped.
     child: Option<Child>,
+    /// Where another process did.
+    process: Option<ProcessId>,
 }
 
 impl Guard {
@@ -85,7 +90,7 @@ impl Guard {
             .stderr(Stdio::inherit())
             .spawn()
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", program.display())))?;
-        guard.child = Some(child);
+        (guard.process, guard.child) = (None, Some(child));
         Ok(guard)
     }
 
@@ -93,7 +98,8 @@ impl Guard {
     pub async fn connect(folder: &RunFolder) -> io::Result<Guard> {
         let (_open, path) = folder.control()?;
         let (read, speak) = UnixStream::connect(path).await?.into_split();
-        Ok(Guard { lines: BufReader::new(read).lines(), speak, child: None })
+        let process = folder.read_started().ok().flatten().map(|started| started.guard);
+        Ok(Guard { lines: BufReader::new(read).lines(), speak, child: None, process })
     }
 
     /// What it says next. Safe to drop while it waits.
@@ -121,6 +127,16 @@ impl Guard {
     /// node was shown as its own.
     pub async fn keep(&mut self, contact: Contact) {
         self.ask(&Request::Contact(contact)).await;
+    }
+
+    /// Has a guard that was stopped by a signal go on: nobody may want that, least of all its command.
+    pub fn wake(&self) {
+        match (&self.child, self.process) {
+            // Not reaped yet, so the number is still its own.
+            (Some(child), _) => child.id().into_iter().for_each(|pid| child::wake(pid as i32, None)),
+            (None, Some(process)) => child::wake(process.pid, Some(process)),
+            (None, None) => {}
+        }
     }
 
     /// Waits until the process is gone, where this process spawned it.

@@ -21,7 +21,6 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{ForkResult, Pid, chdir, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe2, setsid};
 
 use super::folder::{EndLine, Ended, FolderLock, How, RunFolder, Spec, Started, VERSION, json};
@@ -30,6 +29,7 @@ use super::life::{Action, Event, Leftovers, State, Stop};
 use super::link::{Answer, Request};
 use super::terms;
 use crate::child::{self, ProcessId, plain};
+use crate::clock::since_boot;
 use crate::output;
 use crate::schedule::Timestamp;
 
@@ -249,7 +249,7 @@ impl Watch {
         self.command = Some(command);
         self.pipe = Some(File::from(read));
         self.started_at = Some(Timestamp::from(std::time::SystemTime::now()));
-        self.due.time_up = self.spec.timeout.map(|millis| boot_time() + Duration::from_millis(millis));
+        self.due.time_up = self.spec.timeout.map(|millis| since_boot() + Duration::from_millis(millis));
         Ok(())
     }
 
@@ -288,7 +288,7 @@ impl Watch {
                     self.signal(Signal::SIGCONT);
                 }
                 Action::Grace => {
-                    self.due.grace_up = Some(boot_time() + Duration::from_millis(self.spec.kill_after));
+                    self.due.grace_up = Some(since_boot() + Duration::from_millis(self.spec.kill_after));
                 }
                 Action::Insist => self.insist(),
                 Action::Drain => {
@@ -307,7 +307,7 @@ impl Watch {
 
     fn insist(&mut self) {
         self.signal(Signal::SIGKILL);
-        self.due.insist_again = Some(boot_time() + self.patience);
+        self.due.insist_again = Some(since_boot() + self.patience);
         self.patience = (self.patience * 2).min(LAST_PATIENCE);
     }
 
@@ -345,7 +345,7 @@ impl Watch {
     }
 
     fn look_at_the_clock(&mut self) {
-        let now = boot_time();
+        let now = since_boot();
         let is_due = |due: &mut Option<Duration>| due.take_if(|at| now >= *at).is_some();
         // The sooner one first, where a machine slept through both.
         if is_due(&mut self.due.time_up) {
@@ -375,15 +375,13 @@ impl Watch {
     /// A node tells that it was in touch.
     fn renew(&mut self, by: Contact) {
         let Some(contact) = self.contact else { return };
-        let renewed = contact.renewed(by, boot_time(), Duration::from_millis(self.spec.kill_after));
+        let renewed = contact.renewed(by, since_boot(), Duration::from_millis(self.spec.kill_after));
         if renewed != contact {
             self.contact = Some(renewed);
             self.count_from_contact();
         }
-        // A hold is lowered in the store only when it is known to be lower here.
-        if renewed.hold != contact.hold || renewed.hold != by.hold {
-            self.tell(&Answer::Holds(renewed));
-        }
+        // Always answered: a hold is lowered in the store only when it is known to be lower here.
+        self.tell(&Answer::Holds(renewed));
     }
 
     /// Reads what is there; never waits for more. `all`: until nothing is there, else one bufferful, so that a
@@ -443,6 +441,7 @@ impl Watch {
             State::Done(Some(Stop::TimedOut)) | State::Unstarted(Some(Stop::TimedOut)) => How::TimedOut,
             State::Done(Some(Stop::Cancelled)) | State::Unstarted(Some(Stop::Cancelled)) => How::Cancelled,
             State::Done(Some(Stop::OutOfTouch)) | State::Unstarted(Some(Stop::OutOfTouch)) => How::OutOfTouch,
+            State::Done(Some(Stop::Shutdown)) | State::Unstarted(Some(Stop::Shutdown)) => How::Shutdown,
             _ => How::Exited,
         };
         let (exit_code, signal) = self.status.map(child::exit_facts).unwrap_or_default();
@@ -506,6 +505,7 @@ impl Watch {
                     self.happened(Event::KillAsked);
                 }
                 Request::Contact(contact) => self.renew(contact),
+                Request::Shutdown => self.happened(Event::ShutdownAsked),
             }
         }
     }
@@ -612,11 +612,4 @@ fn let_go(pipe: File) {
         Ok(())
     };
     let _ = drain();
-}
-
-/// The time since boot, standing still for nothing: a suspended machine's deadlines pass too.
-pub fn boot_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_BOOTTIME)
-        .map(Duration::from)
-        .expect("every Linux since 2.6.39 has this clock")
 }

@@ -11,11 +11,13 @@ use super::remark::quoted;
 use super::terms;
 use super::value::{Field, LONGEST_ARGUMENT};
 use super::when::{self, When};
-use crate::job::{Command, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, Overlap};
+use crate::job::{
+    Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, LEAST_HOLD, Overlap,
+};
 use crate::schedule::{Schedule, Zone};
 
 /// The fields of a job, in the order people read them.
-pub(super) const FIELDS: [&str; 33] = [
+pub(super) const FIELDS: [&str; 34] = [
     "description",
     "owner",
     "schedule",
@@ -32,6 +34,7 @@ pub(super) const FIELDS: [&str; 33] = [
     "shell",
     "timeout",
     "kill_after",
+    "hold",
     "overlap",
     "success_exit",
     "keep",
@@ -53,10 +56,9 @@ pub(super) const FIELDS: [&str; 33] = [
 
 /// Fields that later versions will know. They are refused and not passed over, because a job that runs as the
 /// wrong user or on every node is worse than one that does not run.
-const LATER: [&str; 11] = [
+const LATER: [&str; 10] = [
     "after",
     "catch_up",
-    "hold",
     "mutex",
     "nodes",
     "notify",
@@ -69,6 +71,10 @@ const LATER: [&str; 11] = [
 
 /// Fields that make sense for one job only.
 const NOT_IN_DEFAULTS: [&str; 4] = ["schedule", "command", "after", "was"];
+
+/// What a hold must have beyond `kill_after` for a command to get all of it: the guard is patient for four seconds
+/// first, and keeps a margin of half a second.
+const LEAST_NOTICE: Duration = Duration::from_millis(4_500);
 
 const MOST_RECORDS: u64 = 100_000;
 const MOST_DAYS: u64 = 3650;
@@ -95,6 +101,7 @@ pub(super) struct Written {
     shell: Option<At<String>>,
     timeout: Option<At<Duration>>,
     kill_after: Option<At<Duration>>,
+    hold: Option<At<Duration>>,
     splay: Option<At<Duration>>,
     overlap: Option<Overlap>,
     success_exit: Option<At<BTreeSet<u8>>>,
@@ -154,6 +161,7 @@ impl Written {
             "shell" => self.shell = field.path(found),
             "timeout" => self.timeout = field.duration(found),
             "kill_after" => self.kill_after = field.duration(found),
+            "hold" => self.hold = hold(field, found),
             "splay" => self.splay = field.duration(found),
             "overlap" => self.overlap = overlap(field, found),
             "success_exit" => self.success_exit = field.exit_codes(found),
@@ -202,6 +210,7 @@ impl Written {
             shell: self.shell.or(defaults.shell),
             timeout: self.timeout.or(defaults.timeout),
             kill_after: self.kill_after.or(defaults.kill_after),
+            hold: self.hold.or(defaults.hold),
             splay: self.splay.or(defaults.splay),
             overlap: self.overlap.or(defaults.overlap),
             success_exit: self.success_exit.or(defaults.success_exit),
@@ -223,6 +232,8 @@ impl Written {
     ) -> Option<Checked> {
         let written = self.or(defaults);
         let schedule = written.schedule_of(name, found);
+        let spot = |at: &Option<At<Duration>>| at.as_ref().map(|at| at.spot.clone());
+        let (hold_spot, kill_after_spot) = (spot(&written.hold), spot(&written.kill_after));
         let default_keep = Keep::default();
         let small = |number: Option<At<u64>>, default: u32| {
             number.map_or(default, |number| u32::try_from(number.value).expect("records and days are capped"))
@@ -239,6 +250,7 @@ impl Written {
             shell: value(written.shell).unwrap_or(DEFAULT_SHELL.to_owned()),
             timeout: value(written.timeout),
             kill_after: value(written.kill_after).unwrap_or(DEFAULT_KILL_AFTER),
+            hold: value(written.hold).unwrap_or(DEFAULT_HOLD),
             splay: value(written.splay).unwrap_or_default(),
             overlap: written.overlap.unwrap_or(Overlap::Skip),
             success_exit: value(written.success_exit).unwrap_or(BTreeSet::from([0])),
@@ -250,6 +262,21 @@ impl Written {
             terms: written.terms.check(),
             was: value(written.was),
         };
+        if let Some(spot) = hold_spot.or(kill_after_spot)
+            && job.kill_after + LEAST_NOTICE > job.hold
+        {
+            let show = humantime::format_duration;
+            found.warning(
+                &spot,
+                format!(
+                    "kill_after ({}) does not fit into the hold ({}): a node out of touch with the store has to \
+                     KILL the command before kill_after is over",
+                    show(job.kill_after),
+                    show(job.hold)
+                ),
+                "set a longer hold or a shorter kill_after",
+            );
+        }
         let size = size(&job);
         if size > LARGEST_JOB {
             found.mistake(
@@ -370,6 +397,17 @@ fn refuse_as_unknown(key: &Spot, name: &str, field: &Field<'_>, header: &str, fo
         _ => nearest(name, known_fields()),
     };
     found.mistake(key, format!("unknown key {} in {header}", quoted(name)), hint.as_deref());
+}
+
+fn hold(field: &Field<'_>, found: &mut Found) -> Option<At<Duration>> {
+    let hold = field.duration(found)?;
+    if hold.value < LEAST_HOLD {
+        let least = humantime::format_duration(LEAST_HOLD);
+        let hint = "a run is stopped when its node has been out of touch with the store for so long";
+        found.mistake(&hold.spot, format!("hold must be at least {least}"), hint);
+        return None;
+    }
+    Some(hold)
 }
 
 fn command(field: &Field<'_>, found: &mut Found) -> Option<Command> {

@@ -80,6 +80,7 @@ pub fn fields(job: &Job) -> Vec<(&'static str, String)> {
     fields.push(("shell", text(&job.shell)));
     fields.extend(job.timeout.map(|timeout| ("timeout", duration(timeout))));
     fields.push(("kill_after", duration(job.kill_after)));
+    fields.push(("hold", duration(job.hold)));
     fields.push(("overlap", text(overlap(job.overlap))));
     let codes: Vec<_> = job.success_exit.iter().map(u8::to_string).collect();
     fields.push(("success_exit", format!("[{}]", codes.join(", "))));
@@ -249,6 +250,7 @@ mod tests {
             "shell = '/bin/bash'",
             "timeout = '5s'",
             "kill_after = '5s'",
+            "hold = '2m'",
             "overlap = 'allow'",
             "success_exit = [1]",
             "keep = { output = 5 }",

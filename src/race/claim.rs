@@ -6,14 +6,13 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::registration::{Me, Registration, Standing};
+use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
 use crate::fire::{Fire, FireId};
 use crate::job::{JobName, Overlap};
 use crate::record::{Outcome, Record, Writer};
-use crate::schedule::Timestamp;
-use crate::store::values::{self, Lock, LockState, Status, Unreadable};
+use crate::store::values::{self, Lock, LockPolicy, LockState, Status, Unreadable};
 use crate::store::{
     Compare, Entry, Is, KeyRange, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
@@ -27,8 +26,7 @@ pub struct Candidate {
     pub overlap: Overlap,
     /// The job's former name: while that one has a lock, the fire waits as if it were the job's own.
     pub was: Option<JobName>,
-    /// The last instant at which it may start.
-    pub last_start: Timestamp,
+    pub policy: LockPolicy,
 }
 
 /// The proof of a won race: this node start, and nobody else, may run this attempt of this fire. Used up by the run.
@@ -39,6 +37,8 @@ pub struct Claim {
     /// The revision at which the lock was last written by this node.
     revision: Revision,
     token: Revision,
+    /// The contact that it is proof of.
+    in_touch: InTouch,
     /// The job's status when the fire was claimed, for the one after it.
     status: Option<Status>,
 }
@@ -60,6 +60,20 @@ impl Claim {
     /// The fencing token: the store revision of the claim.
     pub fn token(&self) -> i64 {
         self.token.0
+    }
+
+    /// A later look has shown that it is still this node's.
+    pub fn confirmed(&mut self, in_touch: InTouch) {
+        self.in_touch = in_touch;
+    }
+
+    pub fn in_touch(&self) -> InTouch {
+        self.in_touch
+    }
+
+    /// A write of ours has given the lock this form.
+    pub fn rewritten(&mut self, lock: Lock, revision: Revision) {
+        (self.lock, self.revision) = (lock, revision);
     }
 
     pub fn status(&self) -> Option<&Status> {
@@ -121,6 +135,8 @@ pub async fn claim(
     // A transaction of ours is out whose answer never came.
     let mut unresolved = false;
     let mut told = false;
+    // Contact counts from before the first send: the lock may be as old as that.
+    let mut first_sent = None;
     loop {
         fail_point!("claim.registration");
         let registration = standing.registration().await;
@@ -128,32 +144,34 @@ pub async fn claim(
         if !unresolved && leaving.is_cancelled() {
             return Ok(Raced::Leaving);
         }
-        if !unresolved && now > candidate.last_start {
+        if !unresolved && now > candidate.policy.last_start {
             return Ok(Raced::TooLate);
         }
-        let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.last_start);
+        let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.policy);
         let txn = claim_txn(candidate, &registration, &me, &lock);
         let about = names.into_iter().flatten().map(JobName::as_str);
         let mut pause = PAUSE;
+        let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
+        let in_touch = *first_sent.get_or_insert(now);
         fail_point!("claim.send");
         match together.txn(about, txn).await {
             Ok(reply) => {
                 fail_point!("claim.answered");
-                match judge(candidate, reply, lock, &me, unresolved) {
+                match judge(candidate, reply, lock, &me, in_touch, unresolved) {
                     Ok(Verdict::Certain(raced)) => return Ok(raced),
                     Ok(Verdict::NotRegistered) => {
                         // By the time there is another registration, nothing sent under this one can commit.
                         debug!(job = %candidate.fire.job, fire = %candidate.fire.id, "claim refused: not registered");
                         fail_point!("claim.fence");
                         standing.fence(&registration).await;
-                        unresolved = false;
+                        (unresolved, first_sent) = (false, None);
                     }
                     Ok(Verdict::ForNow(raced)) if !unresolved => return Ok(raced),
                     Ok(Verdict::ForNow(_)) => {
                         // What we sent before may still be on its way: make sure that it no longer counts.
                         fail_point!("claim.settle");
                         standing.fence(&registration).await;
-                        unresolved = false;
+                        (unresolved, first_sent) = (false, None);
                     }
                     Err(unreadable) => {
                         warn!(job = %candidate.fire.job, fire = %candidate.fire.id, error = %unreadable, "not claimed");
@@ -277,6 +295,7 @@ fn judge(
     reply: TxnReply,
     lock: Lock,
     me: &Me,
+    in_touch: InTouch,
     unresolved: bool,
 ) -> Result<Verdict, Unreadable> {
     let fire = &candidate.fire;
@@ -288,6 +307,7 @@ fn judge(
             lock,
             revision: reply.revision,
             token: reply.revision,
+            in_touch,
             status,
         }));
     }
@@ -301,6 +321,7 @@ fn judge(
                 lock: found,
                 revision: entry.mod_revision,
                 token: entry.mod_revision,
+                in_touch,
                 status: first(GOT_STATUS).and_then(read_status),
             }),
             false => Raced::Decided(Decided::Locked(found)),
@@ -385,6 +406,7 @@ pub async fn decide_unrun(
             writer: Writer { node: me.name.clone(), node_start: me.start },
             written_at: clock.now(),
             tail: None,
+            past: Vec::new(),
         };
         let before: Option<Status> = match known_status.take() {
             Some(known) => known,
@@ -463,16 +485,16 @@ pub struct Found {
 }
 
 impl Found {
-    /// The claim that the lock is the proof of. Only for locks of this node start, read together with its
-    /// registration or after it: nothing else may have taken them over meanwhile.
-    pub fn into_claim(self) -> Claim {
-        Claim {
-            fire: self.fire,
-            lock: self.lock,
-            revision: self.revision,
-            token: self.revision,
-            status: None,
-        }
+    /// What a claim's lock is, as it was last written.
+    pub fn of(claim: &Claim) -> Found {
+        Found { fire: claim.fire.clone(), lock: claim.lock.clone(), revision: claim.revision }
+    }
+
+    /// The claim that the lock is the proof of. Only for locks of this node, read together with its registration or
+    /// after it. `in_touch`: the contact that this was.
+    pub fn into_claim(self, in_touch: InTouch) -> Claim {
+        let token = self.lock.token.map_or(self.revision, Revision);
+        Claim { fire: self.fire, lock: self.lock, revision: self.revision, token, in_touch, status: None }
     }
 }
 
@@ -495,58 +517,42 @@ pub async fn mine(store: &Store, me: &Me) -> Result<Vec<Found>, StoreError> {
     Ok(found)
 }
 
-/// Which of these fires are still this node start's: by their lock, or by a record that it has just written. For
-/// after a lost lease.
-pub async fn still_mine(store: &Store, me: &Me, fires: &[Fire]) -> Result<Vec<bool>, StoreError> {
-    let mut answers = Vec::with_capacity(fires.len());
-    for some in fires.chunks(60) {
-        let gets = some.iter().flat_map(|fire| [Op::get(keys::lock(fire)), Op::get(keys::record(fire))]);
-        fail_point!("verify.read");
-        let reply = store.txn(Txn::new().then(gets)).await?;
-        answers.extend(some.iter().enumerate().map(|(index, fire)| {
-            let by_lock = reply.got(2 * index).first().is_some_and(|entry| {
-                values::decode::<Lock>(&entry.key, &entry.value)
-                    .is_ok_and(|lock| lock.node == me.name && lock.node_start == me.start)
-            });
-            let by_record = reply.got(2 * index + 1).first().is_some_and(|entry| {
-                values::decode_record(fire.clone(), &entry.key, &entry.value)
-                    .is_ok_and(|record| record.writer.node_start == me.start)
-            });
-            by_lock || by_record
-        }));
-    }
-    Ok(answers)
-}
-
-/// Begins the next attempt of a fire whose lock an earlier life of this node left, and whose command never started:
-/// the caller has made sure that it never will.
+/// Begins the next attempt of a fire whose lock is this node's: it waits, or its command never started and the caller
+/// has made sure that it never will, or ended.
 ///
-/// `None`: the lock is no longer as it was found.
+/// `hold`: that of the job as it is now. `None`: the lock is no longer as it was found.
 pub async fn begin_again(
     store: &Store,
     standing: &mut Standing,
     clock: &Clock,
     found: &Found,
+    hold: Option<Duration>,
 ) -> Result<Option<Claim>, StoreError> {
     let me = standing.me.clone();
     let key = keys::lock(&found.fire);
     let attempt = found.lock.attempt + 1;
     let mut told = false;
+    let mut first_sent = None;
     loop {
         fail_point!("again.registration");
         let registration = standing.registration().await;
-        let lock = Lock::held(me.name.clone(), me.start, attempt, clock.now(), found.lock.last_start);
+        let lock = found.lock.next_attempt(&me.name, me.start, clock.now(), hold);
         // Safe when two do it at once: the lock is at the revision seen for one of them only.
-        let mut compare = vec![Compare::mod_revision(key.as_str(), found.revision)];
+        let mut compare = vec![
+            Compare::mod_revision(key.as_str(), found.revision),
+            Compare::absent(keys::drained(&me.name)),
+        ];
         compare.extend(registration.compares());
         let txn = Txn::when(compare)
             .then([
                 Op::put(key.as_str(), values::encode(&lock)),
                 Op::get(keys::status(&found.fire.job, &found.fire.lane)),
             ])
-            .otherwise([Op::get(key.as_str())]);
+            .otherwise([Op::get(key.as_str()), Op::get(keys::drained(&me.name))]);
+        let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
+        let in_touch = *first_sent.get_or_insert(now);
         let won = |lock, revision, status| {
-            Some(Claim { fire: found.fire.clone(), lock, revision, token: revision, status })
+            Some(Claim { fire: found.fire.clone(), lock, revision, token: revision, in_touch, status })
         };
         fail_point!("again.send");
         match store.txn(txn).await {
@@ -555,10 +561,15 @@ pub async fn begin_again(
                 return Ok(won(lock, reply.revision, status));
             }
             Ok(reply) => match reply.got(0).first() {
+                Some(entry) if entry.mod_revision == found.revision && !reply.got(1).is_empty() => {
+                    debug!(job = %found.fire.job, fire = %found.fire.id, "not begun again: this node is drained");
+                    return Ok(None);
+                }
                 Some(entry) if entry.mod_revision == found.revision => {
                     // As it was, so it is the registration that moved.
                     fail_point!("again.fence");
                     standing.fence(&registration).await;
+                    first_sent = None;
                 }
                 Some(entry) => {
                     let there = values::decode::<Lock>(&entry.key, &entry.value).ok();

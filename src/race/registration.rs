@@ -1,11 +1,15 @@
 //! Registration: that a node is there, and the mark by which its transactions are known to be current.
 //!
 //! One task owns it ([`register_and_stay`]): it registers, renews the lease, registers again when the lease is lost,
-//! and moves the epoch when a fence is asked for. Everybody else holds a [`Standing`], through which the present
-//! registration is read and fences are asked for.
+//! and moves the epoch when a fence is asked for. While this node holds a lock it also reads its own registration once
+//! a second: that is its contact with the store, and a reply to a renewal is not, since a stalled former leader may
+//! answer one for a lease that is gone. Everybody else holds a [`Standing`], through which the present registration
+//! and the last contact are read and fences are asked for.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -13,10 +17,11 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::clock::Clock;
 use crate::fail_point;
 use crate::node::{NodeName, NodeStart};
 use crate::store::values::{self, Epoch};
-use crate::store::{Compare, Entry, LeaseId, Op, Revision, Store, StoreError, Txn, keys};
+use crate::store::{Compare, Entry, LeaseId, Op, Revision, Store, StoreError, Txn, TxnReply, keys};
 
 /// How long a node is thought alive without a renewal.
 const LEASE: Duration = Duration::from_secs(5);
@@ -74,6 +79,11 @@ pub enum Refused {
          with --node, or stop the other"
     )]
     NameTaken { name: NodeName, other: NodeStart },
+    #[error(
+        "another daemon acts as this very node, {name}: its state folder or its machine was copied while it ran; give \
+         the copy a state folder and a name of its own"
+    )]
+    Doubled { name: NodeName },
     #[error(transparent)]
     Unreadable(#[from] values::Unreadable),
     #[error(transparent)]
@@ -85,6 +95,9 @@ pub enum Refused {
 pub struct Standing {
     pub me: Arc<Me>,
     current: watch::Receiver<Registered>,
+    in_touch: watch::Receiver<InTouch>,
+    /// How many [`Holding`]s there are.
+    holding: Arc<AtomicUsize>,
     asks: mpsc::Sender<Ask>,
 }
 
@@ -94,6 +107,25 @@ pub enum Registered {
     Yes(Registration),
     /// The lease is lost, and a new registration is not made yet.
     NotNow,
+}
+
+/// A moment at which the store still had this node's registration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InTouch {
+    /// Since boot: before what proved it was sent.
+    pub at: Duration,
+    /// How often the lease had been lost until then: it says nothing of locks that were last seen before a loss.
+    pub losses: u32,
+}
+
+/// For as long as it lives, this node keeps in touch with the store.
+#[derive(Debug)]
+pub struct Holding(Arc<AtomicUsize>);
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What the owner of the registration is asked for.
@@ -126,6 +158,25 @@ impl Standing {
         self.current.borrow_and_update().clone()
     }
 
+    /// From here on the node keeps in touch, until what is returned is dropped.
+    pub fn hold(&self) -> Holding {
+        self.holding.fetch_add(1, Ordering::Relaxed);
+        Holding(self.holding.clone())
+    }
+
+    /// The last contact.
+    pub fn in_touch(&self) -> InTouch {
+        *self.in_touch.borrow()
+    }
+
+    /// Waits for the next contact. Safe to drop while it waits.
+    pub async fn next_contact(&mut self) -> InTouch {
+        if self.in_touch.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        *self.in_touch.borrow_and_update()
+    }
+
     /// Makes sure that nothing sent under `old` can commit any more. When this returns, the registration is another.
     pub async fn fence(&mut self, old: &Registration) {
         let (done, fenced) = oneshot::channel();
@@ -147,31 +198,87 @@ impl Standing {
 /// The store may be away for as long as it likes; what is refused is a name that somebody else has.
 pub async fn register_and_stay(
     store: Store,
+    clock: Clock,
     me: Me,
     presence: Presence,
     stop: CancellationToken,
 ) -> Result<(Standing, impl Future<Output = Result<(), Refused>>), Refused> {
-    let mut owner = Owner { store, me: me.clone(), presence, lease: None, losses: 0 };
+    let began = clock.since_boot();
+    let holding = Arc::new(AtomicUsize::new(0));
+    let mut owner =
+        Owner { store, clock, me: me.clone(), presence, lease: None, losses: 0, holding: holding.clone() };
     let registration = owner.register().await?;
     info!(node = %me.name, start = %me.start, epoch = %registration.epoch, "registered");
     let (tell, current) = watch::channel(Registered::Yes(registration.clone()));
+    // Only a claim or a look at a lock makes use of it, and each of those is a contact of its own.
+    let (tell_contact, in_touch) = watch::channel(InTouch { at: began, losses: registration.losses });
     let (asks, asked) = mpsc::channel(64);
-    let standing = Standing { me: Arc::new(me), current, asks };
-    Ok((standing, owner.stay(registration, tell, asked, stop)))
+    let standing = Standing { me: Arc::new(me), current, in_touch, holding, asks };
+    Ok((standing, owner.stay(registration, Tell { registered: tell, in_touch: tell_contact }, asked, stop)))
+}
+
+/// Where the owner tells what it knows.
+struct Tell {
+    registered: watch::Sender<Registered>,
+    in_touch: watch::Sender<InTouch>,
 }
 
 struct Owner {
     store: Store,
+    clock: Clock,
     me: Me,
     presence: Presence,
     /// The lease of the last registration.
     lease: Option<LeaseId>,
     losses: u32,
+    holding: Arc<AtomicUsize>,
+}
+
+/// A look at this node's own registration that is under way.
+type Look = Pin<Box<dyn Future<Output = Looked> + Send>>;
+
+struct Looked {
+    /// Before it was sent, since boot.
+    at: Duration,
+    /// The epoch of the registration at that time.
+    epoch: Revision,
+    reply: Result<TxnReply, StoreError>,
+}
+
+/// Whether one way of asking the store works, to be told when that changes.
+#[derive(Default)]
+struct Contact {
+    lost: bool,
+}
+
+impl Contact {
+    fn made(&mut self, node: &NodeName) {
+        if std::mem::take(&mut self.lost) {
+            info!(%node, "in touch with the store again");
+        }
+    }
+
+    fn failed(&mut self, node: &NodeName, error: &StoreError) {
+        if !std::mem::replace(&mut self.lost, true) {
+            warn!(%node, %error, "out of touch with the store, trying on");
+        }
+    }
+}
+
+/// What a look at this node's own registration says.
+#[derive(Debug, PartialEq, Eq)]
+enum Sight {
+    Mine,
+    /// It is gone, and may be made again.
+    Gone,
+    /// Another daemon has written it, in this node start's name.
+    Anothers,
 }
 
 /// What can wake the owner.
 enum Wake {
     Renew,
+    Looked(Looked),
     Asked(Ask),
     Stop,
 }
@@ -181,18 +288,21 @@ impl Owner {
     async fn stay(
         mut self,
         mut registration: Registration,
-        tell: watch::Sender<Registered>,
+        tell: Tell,
         mut asked: mpsc::Receiver<Ask>,
         stop: CancellationToken,
     ) -> Result<(), Refused> {
         let mut ticks = interval(RENEW_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut out_of_touch = false;
+        let (mut renewing, mut looking) = (Contact::default(), Contact::default());
+        // Beside the renewals: a store that answers those and no reads must not keep us from renewing.
+        let mut look: Option<Look> = None;
         loop {
             let wake = tokio::select! {
                 biased;
                 () = stop.cancelled() => Wake::Stop,
                 Some(ask) = asked.recv() => Wake::Asked(ask),
+                looked = async { look.as_mut().expect("there is one").await }, if look.is_some() => Wake::Looked(looked),
                 _ = ticks.tick() => Wake::Renew,
             };
             match wake {
@@ -200,39 +310,45 @@ impl Owner {
                 Wake::Asked(Ask::Files(files)) => {
                     if self.presence.files != files {
                         self.presence.files = files;
-                        registration = self.register().await?;
-                        tell.send_replace(Registered::Yes(registration.clone()));
+                        registration = self.register_again(&tell).await?;
                     }
                 }
                 Wake::Asked(Ask::Fence { from, done }) => {
                     // Many tasks may ask at once for what one fence gives them all.
                     if from == registration.epoch {
-                        registration = self.register().await?;
+                        registration = self.register_again(&tell).await?;
                         debug!(node = %self.me.name, epoch = %registration.epoch, "fenced");
-                        tell.send_replace(Registered::Yes(registration.clone()));
                     }
                     // Who asked may have gone.
                     let _ = done.send(());
                 }
-                Wake::Renew => match self.renew(&registration).await {
-                    Ok(_) => {
-                        if std::mem::take(&mut out_of_touch) {
-                            info!(node = %self.me.name, "in touch with the store again");
-                        }
+                Wake::Looked(looked) => {
+                    look = None;
+                    match looked.reply {
+                        // It is about a registration that was.
+                        _ if looked.epoch != registration.epoch => {}
+                        Ok(reply) => match self.sight(&registration, &reply) {
+                            Sight::Mine => {
+                                let losses = registration.losses;
+                                tell.in_touch.send_replace(InTouch { at: looked.at, losses });
+                                looking.made(&self.me.name);
+                            }
+                            Sight::Gone => registration = self.register_after_loss(&tell).await?,
+                            Sight::Anothers => return Err(Refused::Doubled { name: self.me.name.clone() }),
+                        },
+                        Err(error) => looking.failed(&self.me.name, &error),
                     }
-                    Err(StoreError::LeaseGone) => {
-                        warn!(node = %self.me.name, "the lease was lost, registering again");
-                        tell.send_replace(Registered::NotNow);
-                        registration = self.register().await?;
-                        info!(node = %self.me.name, epoch = %registration.epoch, "registered again");
-                        tell.send_replace(Registered::Yes(registration.clone()));
+                }
+                Wake::Renew => {
+                    if look.is_none() && self.holding.load(Ordering::Relaxed) > 0 {
+                        look = Some(self.look(&registration));
                     }
-                    Err(error) => {
-                        if !std::mem::replace(&mut out_of_touch, true) {
-                            warn!(node = %self.me.name, %error, "the lease could not be renewed, trying on");
-                        }
+                    match self.renew(&registration).await {
+                        Ok(_) => renewing.made(&self.me.name),
+                        Err(StoreError::LeaseGone) => registration = self.register_after_loss(&tell).await?,
+                        Err(error) => renewing.failed(&self.me.name, &error),
                     }
-                },
+                }
             }
         }
         // Deregistered last: until its records are written, others must still see this node alive.
@@ -241,6 +357,49 @@ impl Owner {
             warn!(node = %self.me.name, %error, "the lease could not be given back; it runs out by itself");
         }
         Ok(())
+    }
+
+    /// Begins to read this node's own registration: one read for both keys, so that they are seen together.
+    fn look(&self, registration: &Registration) -> Look {
+        let (store, clock, epoch) = (self.store.clone(), self.clock, registration.epoch);
+        let read = Txn::new().then([Op::get(keys::node(&self.me.name)), Op::get(keys::epoch(&self.me.name))]);
+        Box::pin(async move {
+            // Before it is sent: the answer may take its time.
+            let at = clock.since_boot();
+            fail_point!("register.look");
+            let reply = store.txn(read).await;
+            Looked { at, epoch, reply }
+        })
+    }
+
+    fn sight(&self, registration: &Registration, reply: &TxnReply) -> Sight {
+        let (node, epoch) = (reply.got(0).first(), reply.got(1).first());
+        match (node, epoch) {
+            (Some(_), Some(epoch)) if epoch.mod_revision == registration.epoch => Sight::Mine,
+            (_, Some(epoch)) if epoch.mod_revision != registration.epoch => {
+                // Every write of ours has been answered, or was undone by a later one.
+                match values::decode::<Epoch>(&epoch.key, &epoch.value) {
+                    Ok(other) if other.node_start == self.me.start => Sight::Anothers,
+                    // The name's new owner, or a later release: registering finds out.
+                    _ => Sight::Gone,
+                }
+            }
+            _ => Sight::Gone,
+        }
+    }
+
+    async fn register_again(&mut self, tell: &Tell) -> Result<Registration, Refused> {
+        let registration = self.register().await?;
+        tell.registered.send_replace(Registered::Yes(registration.clone()));
+        Ok(registration)
+    }
+
+    async fn register_after_loss(&mut self, tell: &Tell) -> Result<Registration, Refused> {
+        warn!(node = %self.me.name, "the lease was lost, registering again");
+        tell.registered.send_replace(Registered::NotNow);
+        let registration = self.register_again(tell).await?;
+        info!(node = %self.me.name, epoch = %registration.epoch, "registered again");
+        Ok(registration)
     }
 
     async fn renew(&self, registration: &Registration) -> Result<Duration, StoreError> {

@@ -9,7 +9,7 @@ use crate::fail_point;
 use crate::race::Claim;
 use crate::record::Record;
 use crate::store::values::{self, Lock, Status};
-use crate::store::{Compare, Op, Store, StoreError, Together, Txn, keys};
+use crate::store::{Compare, Entry, Op, Store, StoreError, Together, Txn, keys};
 
 /// What became of a result.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Written {
     }
 }
 
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Writes the result of a claim, for as long as it takes: a store that is away or full is waited for.
@@ -76,15 +76,11 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
                     revision = entry.mod_revision;
                     continue;
                 }
-                let written = reply.got(1).first().is_some_and(|entry| {
-                    values::decode_record(fire.clone(), &entry.key, &entry.value)
-                        .is_ok_and(|there| is_ours(&there, &record))
-                });
-                if written {
+                if reply.got(1).first().is_some_and(|entry| says_the_same(entry, &record)) {
                     return Ok(Written::Record(record));
                 }
                 fail_point!("finish.late");
-                return write_late(store, &claim, record).await;
+                return write_late(store, record).await;
             }
             Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,
         }
@@ -95,25 +91,49 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
 fn is_ours(there: &Record, ours: &Record) -> bool {
     let claim =
         |record: &Record| record.run.as_ref().map(|run| (run.node.clone(), run.node_start, run.attempt));
-    claim(there) == claim(ours) && there.writer == ours.writer
+    // A later life of the holder writes as itself.
+    claim(there) == claim(ours) && there.writer.node == ours.writer.node
 }
 
-/// Keeps a true result beside the record that somebody else wrote. Safe to do twice: the key is the claim's own.
-async fn write_late(store: &Store, claim: &Claim, record: Record) -> Result<Written, StoreError> {
-    let lock = claim.lock();
-    let key = keys::late_record(claim.fire(), lock.node_start, lock.attempt);
+/// Keeps a true result beside the record that somebody else wrote, for as long as it takes.
+async fn write_late(store: &Store, record: Record) -> Result<Written, StoreError> {
+    keep_late(store, &record).await?;
+    Ok(Written::Late(record))
+}
+
+/// Keeps the result of a run whose lock is gone, unless it is the fire's record already. Safe to do twice: the key is
+/// the claim's own.
+///
+/// Errors: the store refuses the write for good.
+pub(super) async fn keep_late(store: &Store, record: &Record) -> Result<(), StoreError> {
+    let Some(run) = &record.run else { return Ok(()) };
+    let own = keys::record(&record.fire);
+    let key = keys::late_record(&record.fire, run.node_start, run.attempt);
     let mut pause = FIRST_PAUSE;
     loop {
-        fail_point!("late.send");
-        match store.txn(Txn::new().then([Op::put(key.as_str(), values::encode_record(&record))])).await {
-            Ok(_) => return Ok(Written::Late(record)),
-            Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,
+        fail_point!("late.look");
+        let written = match store.get(&own).await {
+            Ok(Some(entry)) if says_the_same(&entry, record) => return Ok(()),
+            Ok(_) => {
+                fail_point!("late.send");
+                store.txn(Txn::new().then([Op::put(key.as_str(), values::encode_record(record))])).await
+            }
+            Err(error) => Err(error),
+        };
+        match written {
+            Ok(_) => return Ok(()),
+            Err(error) => wait_or_give_up(store, record, error, &mut pause).await?,
         }
     }
 }
 
+fn says_the_same(entry: &Entry, ours: &Record) -> bool {
+    values::decode_record(ours.fire.clone(), &entry.key, &entry.value)
+        .is_ok_and(|there| is_ours(&there, ours))
+}
+
 /// Waits before the next try, where one may help.
-async fn wait_or_give_up(
+pub(super) async fn wait_or_give_up(
     store: &Store,
     record: &Record,
     error: StoreError,

@@ -1,24 +1,28 @@
 //! Taking back what an earlier life of this node left: locks in the store, and run files on the disk.
 
-use tokio::sync::watch;
+use tokio::sync::watch as channel;
 use tracing::{info, warn};
 
-use super::{End, Order, Place, close, run, watch_over};
+use super::again::{self, Next};
+use super::close::close;
+use super::spec::no_spec;
+use super::watch::{Watch, Watched};
+use super::{Attempt, End, Order, Place, Written, run};
 use crate::child;
 use crate::fail_point;
-use crate::guard::folder::{Found as FoundFolder, Started, VERSION};
-use crate::guard::{FolderName, Guard, RunFolder, Spec};
-use crate::job::{Job, Keep};
-use crate::race::{self, Claim, Found, Standing};
+use crate::guard::folder::{Found as FoundFolder, Started};
+use crate::guard::{FolderName, Guard, RunFolder};
+use crate::job::Job;
+use crate::race::{Found, Standing};
 use crate::record::Outcome;
-use crate::run::Written;
 use crate::store::StoreError;
-use crate::store::values::Promise;
+use crate::store::values::{LockState, Promise};
 
 /// Sees to one lock that an earlier life of this node left, to its record.
 ///
-/// What ended is recorded as it ended; what still runs is taken back; what never started is started, if there is time
-/// and its job is still there; of the rest nobody knows, so it is recorded as lost. `None`: somebody else has seen to it.
+/// What ended is recorded as it ended; what still runs is taken back; what never started, waits or was lost is tried
+/// again, if there is time, its job is still there and its promise allows it. `None`: this daemon has parted from it, or
+/// somebody else has seen to it.
 ///
 /// Errors: the store refuses.
 pub async fn take_back(
@@ -26,25 +30,65 @@ pub async fn take_back(
     standing: &mut Standing,
     found: Found,
     job: Option<&Job>,
-    orders: watch::Receiver<Order>,
+    mut orders: channel::Receiver<Order>,
 ) -> Result<Option<Written>, StoreError> {
+    let _holding = standing.hold();
+    let came_to = match found.lock.state {
+        LockState::Waiting => Attempt::Again(found),
+        LockState::Held => see_to(place, standing, found, &mut orders).await?,
+    };
+    let found = match came_to {
+        Attempt::Over(written) => return Ok(Some(written)),
+        Attempt::Parted => return Ok(None),
+        Attempt::Again(found) => found,
+    };
+    fail_point!("back.again");
+    match (again::begin(place, standing, found, job, &mut orders).await?, job) {
+        (Next::Claimed(claim), Some(job)) => {
+            fail_point!("back.run");
+            run(place, standing, claim, job, orders).await
+        }
+        (Next::Over(written), _) => Ok(Some(written)),
+        (Next::Claimed(_) | Next::Left, _) => Ok(None),
+    }
+}
+
+/// Sees to the attempt that a lock speaks of.
+async fn see_to(
+    place: &Place,
+    standing: &mut Standing,
+    found: Found,
+    orders: &mut channel::Receiver<Order>,
+) -> Result<Attempt, StoreError> {
     let me = standing.me.clone();
     let name = FolderName { fire: found.fire.clone(), attempt: found.lock.attempt };
     let folder = RunFolder::open(&place.runs, &name);
     let spec = folder.as_ref().and_then(|folder| folder.read_spec().ok()).unwrap_or_else(no_spec);
+    let earlier_boot = found.lock.node_start != me.start;
+    let promise = found.lock.promise;
+    // The locks were listed after the registration: what they show was this node's then.
+    let mut claim = found.into_claim(standing.in_touch());
     let end = match folder.as_ref().map(RunFolder::look).transpose() {
         Ok(Some(FoundFolder::Ended(ended))) => End::Known(ended),
         Ok(Some(FoundFolder::Guarded)) => {
             let folder = folder.as_ref().expect("it was looked into");
+            let watch = Watch { place, standing, claim: &mut claim, folder, spec: &spec, shown: None };
             fail_point!("back.connect");
-            match Guard::connect(folder).await {
+            let guard = match Guard::connect(folder).await {
+                Ok(guard) => Ok(guard),
+                // It went between the two looks, or has not begun to listen yet.
+                Err(_) => watch.find_again().await,
+            };
+            match guard {
                 Ok(guard) => {
                     info!(job = %name.fire.job, fire = %name.fire.id, node = %me.name, "taken back, it runs on");
                     fail_point!("back.watch");
-                    watch_over(folder, guard, orders).await
+                    match watch.to_the_end(guard, orders).await {
+                        Watched::Ended(end) => end,
+                        Watched::Parted => return Ok(Attempt::Parted),
+                    }
                 }
-                // It went between the two looks.
-                Err(_) => super::gone(folder).await,
+                Err(end) => end,
             }
         }
         Ok(Some(FoundFolder::Abandoned(started, _lock))) => {
@@ -52,65 +96,25 @@ pub async fn take_back(
             End::Lost { reason: "the guard was lost".to_owned(), started_at: Some(started.at) }
         }
         // Notes are not synced: after a boot their absence proves nothing.
-        Ok(Some(FoundFolder::NeverStarted(_)) | None)
-            if found.lock.node_start != me.start && found.lock.promise == Promise::AtMostOnce =>
-        {
-            End::Lost {
-                reason: "the machine went down, and it may have started".to_owned(),
-                started_at: None,
-            }
+        Ok(Some(FoundFolder::NeverStarted(_)) | None) if earlier_boot && promise == Promise::AtMostOnce => {
+            let reason = "the machine went down, and it may have started".to_owned();
+            End::Lost { reason, started_at: None }
         }
-        Ok(Some(FoundFolder::NeverStarted(lock))) => {
-            let folder = folder.as_ref().expect("it was looked into");
-            match lock.void() {
-                Ok(()) => {
-                    fail_point!("back.again");
-                    return start_after_all(place, standing, found, Some(folder), job, orders).await;
-                }
-                Err(error) => End::Lost { reason: format!("it never started: {error}"), started_at: None },
-            }
-        }
-        Ok(None) => {
-            fail_point!("back.fresh");
-            return start_after_all(place, standing, found, None, job, orders).await;
-        }
+        Ok(Some(FoundFolder::NeverStarted(lock))) => match lock.void() {
+            Ok(()) => never_started(),
+            Err(error) => End::Lost { reason: format!("it never started: {error}"), started_at: None },
+        },
+        Ok(None) => never_started(),
         Err(error) => End::Lost { reason: format!("the run file cannot be read: {error}"), started_at: None },
     };
     fail_point!("back.close");
-    close(place, &me, found.into_claim(), folder, end, &spec).await.map(Some)
+    close(place, standing, claim, folder, end, &spec).await
 }
 
-/// Starts what was claimed and never started, as the next attempt.
-async fn start_after_all(
-    place: &Place,
-    standing: &mut Standing,
-    found: Found,
-    former: Option<&RunFolder>,
-    job: Option<&Job>,
-    orders: watch::Receiver<Order>,
-) -> Result<Option<Written>, StoreError> {
-    let me = standing.me.clone();
-    let too_late = place.clock.now() > found.lock.last_start;
-    let (Some(job), false) = (job, too_late) else {
-        let reason = match job {
-            None => "it never started, and its job is gone",
-            Some(_) => "it never started, and now it is too late",
-        };
-        let end = End::Unstarted { outcome: Outcome::Missed, reason: reason.to_owned() };
-        fail_point!("back.unstarted");
-        return close(place, &me, found.into_claim(), former.cloned(), end, &no_spec()).await.map(Some);
-    };
-    info!(job = %found.fire.job, fire = %found.fire.id, node = %me.name, "it never started, starting it now");
-    fail_point!("back.claim");
-    let claim: Option<Claim> = race::begin_again(&place.store, standing, &place.clock, &found).await?;
-    if let Some(folder) = former
-        && let Err(error) = folder.remove()
-    {
-        warn!(folder = %folder.path().display(), %error, "the run file could not be cleared away");
-    }
-    let Some(claim) = claim else { return Ok(None) };
-    fail_point!("back.run");
-    run(place, &me, claim, job, orders).await.map(Some)
+/// What was claimed, and whose command certainly never started nor will.
+fn never_started() -> End {
+    let reason = "its daemon ended before the command was started".to_owned();
+    End::Unstarted { outcome: Outcome::Missed, reason }
 }
 
 /// Ends what is left of a command whose guard is gone: its session is shown to be empty before anybody may run again.
@@ -137,9 +141,4 @@ pub(super) fn end_leftovers(started: &Started) {
         std::thread::yield_now();
     }
     warn!(session = started.guard.pid, "processes of a lost run do not end");
-}
-
-/// For a folder whose spec was never written: nothing ran.
-fn no_spec() -> Spec {
-    Spec { v: VERSION, output_cap: Keep::default().output, success_exit: [0].into(), ..Spec::default() }
 }

@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::fire::Fire;
-use crate::job::{CREDENTIALS, Command, Job, JobName, Keep, Limit, Overlap, SourceName, Terms};
-use crate::node::{Labels, NodeName, NodeStart};
-use crate::record::{Outcome, Record, RunFacts, Usage, Writer};
+use crate::job::{CREDENTIALS, Command, DEFAULT_HOLD, Job, JobName, Keep, Limit, Overlap, SourceName, Terms};
+use crate::node::{Labels, NodeName, NodeStart, as_text};
+use crate::record::{Outcome, Past, Record, RunFacts, Usage, Writer};
 use crate::schedule::{Calendar, CalendarText, Dates, Schedule, Timestamp, Zone};
 
 /// The version that this release writes of every form.
@@ -95,6 +95,9 @@ struct JobForm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     timeout: Option<u64>,
     kill_after: u64,
+    /// Absent: the default, as in every definition before there was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hold: Option<u64>,
     overlap: OverlapForm,
     success_exit: BTreeSet<u8>,
     keep: KeepForm,
@@ -174,6 +177,7 @@ impl JobForm {
             shell: job.shell.clone(),
             timeout: job.timeout.map(millis),
             kill_after: millis(job.kill_after),
+            hold: (job.hold != DEFAULT_HOLD).then(|| millis(job.hold)),
             overlap: match job.overlap {
                 Overlap::Skip => OverlapForm::Skip,
                 Overlap::Allow => OverlapForm::Allow,
@@ -252,6 +256,7 @@ impl JobForm {
             shell: self.shell,
             timeout: self.timeout.map(Duration::from_millis),
             kill_after: Duration::from_millis(self.kill_after),
+            hold: self.hold.map_or(DEFAULT_HOLD, Duration::from_millis),
             overlap: match self.overlap {
                 OverlapForm::Skip => Overlap::Skip,
                 OverlapForm::Allow => Overlap::Allow,
@@ -377,8 +382,74 @@ pub struct Lock {
     pub promise: Promise,
     /// The last instant at which an attempt may start.
     pub last_start: Timestamp,
-    /// How long after its holder's last contact a run may go on, in milliseconds.
+    /// How long after its holder's last contact a run may go on, in milliseconds. None: nobody else may take it over.
     pub hold: Option<u64>,
+    /// The fencing token of the claim, where the lock was rewritten since: else it is the lock's own revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token: Option<i64>,
+    /// What became of the attempts before this one, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    past: Vec<PastForm>,
+}
+
+/// An attempt that is over, as a lock and a record tell it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastForm {
+    attempt: u32,
+    #[serde(with = "as_text")]
+    node: NodeName,
+    #[serde(with = "as_text")]
+    outcome: Outcome,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    exit_code: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signal: Option<i32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    started_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ended_at: Option<Timestamp>,
+}
+
+impl From<&Past> for PastForm {
+    fn from(past: &Past) -> PastForm {
+        PastForm {
+            attempt: past.attempt,
+            node: past.node.clone(),
+            outcome: past.outcome,
+            reason: past.reason.clone(),
+            exit_code: past.exit_code,
+            signal: past.signal,
+            started_at: past.started_at,
+            ended_at: past.ended_at,
+        }
+    }
+}
+
+impl From<&PastForm> for Past {
+    fn from(form: &PastForm) -> Past {
+        Past {
+            attempt: form.attempt,
+            node: form.node.clone(),
+            outcome: form.outcome,
+            reason: form.reason.clone(),
+            exit_code: form.exit_code,
+            signal: form.signal,
+            started_at: form.started_at,
+            ended_at: form.ended_at,
+        }
+    }
+}
+
+/// The policy that a fire is claimed under: the lock keeps it, whatever becomes of the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockPolicy {
+    pub promise: Promise,
+    /// The last instant at which an attempt may start.
+    pub last_start: Timestamp,
+    /// None: nobody else may take it over.
+    pub hold: Option<Duration>,
 }
 
 impl Lock {
@@ -387,7 +458,7 @@ impl Lock {
         node_start: NodeStart,
         attempt: u32,
         at: Timestamp,
-        last_start: Timestamp,
+        policy: LockPolicy,
     ) -> Lock {
         Lock {
             v: VERSION,
@@ -396,10 +467,42 @@ impl Lock {
             attempt,
             state: LockState::Held,
             claimed_at: at,
-            promise: Promise::AtLeastOnce,
-            last_start,
-            hold: Some(millis(DEFAULT_HOLD)),
+            promise: policy.promise,
+            last_start: policy.last_start,
+            hold: policy.hold.map(millis),
+            token: None,
+            past: Vec::new(),
         }
+    }
+
+    /// The lock of the attempt after this one, by whoever begins it.
+    pub fn next_attempt(
+        &self,
+        node: &NodeName,
+        node_start: NodeStart,
+        at: Timestamp,
+        hold: Option<Duration>,
+    ) -> Lock {
+        let policy = LockPolicy { promise: self.promise, last_start: self.last_start, hold };
+        let lock = Lock::held(node.clone(), node_start, self.attempt + 1, at, policy);
+        Lock { past: self.past.clone(), ..lock }
+    }
+
+    /// The same lock with another hold, in milliseconds, for the claim with this token.
+    pub fn with_hold(&self, hold: u64, token: i64) -> Lock {
+        Lock { hold: Some(hold), token: Some(token), ..self.clone() }
+    }
+
+    /// The lock between two attempts: nothing runs, so nobody has to wait.
+    pub fn waiting(&self, past: &Past) -> Lock {
+        let mut all = self.past.clone();
+        all.push(past.into());
+        Lock { state: LockState::Waiting, hold: Some(0), token: None, past: all, ..self.clone() }
+    }
+
+    /// The attempts before this one, the oldest first.
+    pub fn past(&self) -> Vec<Past> {
+        self.past.iter().map(Past::from).collect()
     }
 
     /// Whether it is the lock of this very claim.
@@ -407,9 +510,6 @@ impl Lock {
         self.node == *node && self.node_start == node_start && self.attempt == attempt
     }
 }
-
-/// The hold of a job that does not set one.
-pub const DEFAULT_HOLD: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -484,6 +584,8 @@ struct RecordForm {
     reason: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     run: Option<RunForm>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    past: Vec<PastForm>,
     written_by: WriterForm,
     written_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -539,6 +641,7 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
             output_left_out: run.output_left_out,
             usage: run.usage,
         }),
+        past: record.past.iter().map(PastForm::from).collect(),
         written_by: WriterForm { node: record.writer.node.clone(), node_start: record.writer.node_start },
         written_at: record.written_at,
         tail: record.tail.clone(),
@@ -567,6 +670,7 @@ pub fn decode_record(fire: Fire, key: &str, value: &[u8]) -> Result<Record, Unre
             output_left_out: run.output_left_out,
             usage: run.usage,
         }),
+        past: form.past.iter().map(Past::from).collect(),
         writer: Writer { node: form.written_by.node, node_start: form.written_by.node_start },
         written_at: form.written_at,
         tail: form.tail,
@@ -606,24 +710,4 @@ fn is_zero(number: &u64) -> bool {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// For words of ours that are stored as their text: `#[serde(with = "as_text")]`.
-mod as_text {
-    use std::fmt::Display;
-    use std::str::FromStr;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<T: Display, S: Serializer>(word: &T, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(word)
-    }
-
-    pub fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
-    where
-        T: FromStr<Err: Display>,
-        D: Deserializer<'de>,
-    {
-        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
-    }
 }

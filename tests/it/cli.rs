@@ -188,6 +188,7 @@ fn record(fire: Fire, outcome: Outcome, exit_code: Option<i32>, signal: Option<i
         writer: Writer { node: node(), node_start: node_start() },
         written_at: after(62),
         tail: None,
+        past: Vec::new(),
     }
 }
 
@@ -198,7 +199,8 @@ fn unrun(fire: Fire, outcome: Outcome, reason: &str) -> Record {
 }
 
 fn lock(at: Timestamp) -> Vec<u8> {
-    values::encode(&Lock::held(node(), node_start(), 2, at, at))
+    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None };
+    values::encode(&Lock::held(node(), node_start(), 2, at, policy))
 }
 
 fn presence(labels: &[(&str, &str)], files: &[(&str, &str)], at: Timestamp) -> Presence {

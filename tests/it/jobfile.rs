@@ -92,6 +92,7 @@ shell = "/bin/bash"
 timeout = "2h 30m"
 splay = "10m"
 kill_after = "500ms"
+hold = "2m"
 overlap = "allow"
 success_exit = [0, 24]
 keep = { records = 5, output = "1 MB" }
@@ -144,6 +145,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         shell: "/bin/bash".into(),
         timeout: Some(Duration::from_secs(9000)),
         kill_after: Duration::from_millis(500),
+        hold: Duration::from_secs(120),
         overlap: Overlap::Allow,
         success_exit: BTreeSet::from([0, 24]),
         keep: Keep { records: 5, days: 7, output: 1_000_000 },
@@ -183,6 +185,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         shell: "/bin/sh".into(),
         timeout: Some(Duration::from_secs(3600)),
         kill_after: Duration::from_secs(10),
+        hold: Duration::from_secs(60),
         overlap: Overlap::Skip,
         success_exit: BTreeSet::from([0]),
         keep: Keep { records: 100, days: 7, output: 10 << 20 },
@@ -191,7 +194,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
     };
     assert_eq!(parsed.jobs, [backup, plain]);
     assert_eq!((parsed.source.as_str(), parsed.source_named), ("shop", true));
-    assert_eq!(parsed.places[&"plain".parse().unwrap()].to_string(), "jobs.toml:48:7");
+    assert_eq!(parsed.places[&"plain".parse().unwrap()].to_string(), "jobs.toml:49:7");
     assert_eq!(parsed.warnings, []);
 }
 

@@ -23,7 +23,7 @@ fn wrong_usage_is_exit_code_2() {
         &["run", "--slots", "0"],
         &["run", "--label", "x"],
         &["run", "--node", "localhost"],
-        &["run", "--drain-timeout", "soon"],
+        &["run", "--stop-hold", "soon"],
         &["jobs", "--store", "redis://x"],
         &["logs", "a", "-f", "--output", "json"],
         &["next", "--batch", "--explain"],

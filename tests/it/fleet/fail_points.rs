@@ -410,6 +410,7 @@ async fn close_by_other(fleet: &Fleet) {
         },
         written_at: chrono::Utc::now(),
         tail: None,
+        past: Vec::new(),
     };
     let ops = [Op::delete(entry.key.as_str()), Op::put(keys::record(&fire), values::encode_record(&record))];
     fleet.store.txn(Txn::new().then(ops)).await.unwrap();
