@@ -33,6 +33,8 @@ pub struct Start<'a> {
     /// None: the caller's own, with all its groups.
     pub identity: Option<&'a Identity>,
     pub bounds: &'a Bounds,
+    /// The way into the cgroup it is to be in: see [`crate::cgroup`].
+    pub cgroup: Option<&'a File>,
 }
 
 /// Whose rights a command has.
@@ -87,6 +89,7 @@ pub fn start(start: &Start<'_>) -> Result<Pid, String> {
     let why = plain(&io::Error::from_raw_os_error(failed.errno.load(Ordering::SeqCst)));
     Err(match step {
         Step::Group => format!("process group: {why}"),
+        Step::Cgroup => format!("cgroup: {why}"),
         Step::Descriptors => format!("standard input and output: {why}"),
         Step::Nice => format!("nice: {why}"),
         Step::IoNice => format!("ionice: {why}"),
@@ -106,6 +109,7 @@ pub fn start(start: &Start<'_>) -> Result<Pid, String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Group = 1,
+    Cgroup,
     Descriptors,
     Nice,
     IoNice,
@@ -121,8 +125,9 @@ enum Step {
 }
 
 impl Step {
-    const ALL: [Step; 13] = [
+    const ALL: [Step; 14] = [
         Step::Group,
+        Step::Cgroup,
         Step::Descriptors,
         Step::Nice,
         Step::IoNice,
@@ -160,6 +165,7 @@ struct Prepared<'a> {
     envp: Vec<*const c_char>,
     stdin: RawFd,
     output: RawFd,
+    cgroup: Option<RawFd>,
 }
 
 impl<'a> Prepared<'a> {
@@ -199,6 +205,7 @@ impl<'a> Prepared<'a> {
             envp,
             stdin: start.stdin.as_raw_fd(),
             output: start.output.as_raw_fd(),
+            cgroup: start.cgroup.map(AsRawFd::as_raw_fd),
         })
     }
 
@@ -222,6 +229,10 @@ impl<'a> Prepared<'a> {
         // whose parent stands still.
         unsafe {
             check(Step::Group, libc::setpgid(0, 0))?;
+            if let Some(cgroup) = self.cgroup {
+                // Oneself. Before anything can be started, and while there is the right to.
+                check(Step::Cgroup, libc::write(cgroup, c"0".as_ptr().cast(), 1) as i32)?;
+            }
             check(Step::Descriptors, libc::dup2(self.stdin, 0))?;
             check(Step::Descriptors, libc::dup2(self.output, 1))?;
             check(Step::Descriptors, libc::dup2(self.output, 2))?;

@@ -28,6 +28,7 @@ use self::pursuit::{Pursuit, Step};
 use self::signals::{Signal, Signals};
 use self::state::State;
 use self::waiting::Waiting;
+use crate::cgroup::Delegated;
 use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fire::{Fire, FireId};
@@ -79,6 +80,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
         runs: state.runs(),
         outputs: state.outputs(),
         guard: guard_program()?,
+        cgroups: cgroups(&options.state),
         account: Account::own().context("the user database cannot be read")?,
         policy: options.policy.clone(),
     };
@@ -121,6 +123,20 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     }
     let daemon = Daemon::take_up(options, place, standing, &state, signals, services, reload, gone).await?;
     daemon.live().await
+}
+
+/// Where the cgroups of this node's runs are to be, if it may make any.
+fn cgroups(state: &std::path::Path) -> Option<PathBuf> {
+    match Delegated::find() {
+        Ok(delegated) => {
+            info!(below = %delegated.base().display(), "each run has a cgroup of its own");
+            Some(delegated.take_up(state))
+        }
+        Err(why) => {
+            info!(why, "runs have no cgroups of their own; their processes are found by session and descent");
+            None
+        }
+    }
 }
 
 /// The guard that belongs to this release: beside the daemon's own executable, or where packages put it.

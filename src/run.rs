@@ -47,6 +47,8 @@ pub struct Place {
     pub outputs: PathBuf,
     /// The guard's executable.
     pub guard: PathBuf,
+    /// The folder of the runs' cgroups, where this node may make some.
+    pub cgroups: Option<PathBuf>,
     pub account: Account,
     pub policy: Policy,
 }
@@ -114,7 +116,7 @@ pub async fn run(
     orders: watch::Receiver<Order>,
 ) -> Result<Written, StoreError> {
     let name = FolderName { fire: claim.fire().clone(), attempt: claim.lock().attempt };
-    let spec = spec_of(place, me, &claim, job);
+    let spec = spec_of(place, me, &claim, &name, job);
     if let Some(reason) = refusal(place, job).await {
         let end = End::Unstarted { outcome: Outcome::Refused, reason };
         return close(place, me, claim, None, end, &spec).await;
@@ -386,7 +388,7 @@ pub fn clear_orphan(place: &Place, name: &FolderName, folder: &RunFolder) -> io:
 }
 
 /// What the guard is told: the job's command with all that is around it.
-fn spec_of(place: &Place, me: &Me, claim: &Claim, job: &Job) -> Spec {
+fn spec_of(place: &Place, me: &Me, claim: &Claim, name: &FolderName, job: &Job) -> Spec {
     let argv = match &job.command {
         Command::Shell(text) => vec![job.shell.clone(), "-c".to_owned(), text.clone()],
         Command::Argv(words) => words.clone(),
@@ -423,6 +425,7 @@ fn spec_of(place: &Place, me: &Me, claim: &Claim, job: &Job) -> Spec {
         credential: terms.credential.clone().map(|name| Credential { name, folder: credentials() }),
         redact: terms.redact.clone(),
         timestamps: terms.timestamps,
+        cgroup: place.cgroups.as_ref().map(|cgroups| cgroups.join(name.to_string())),
     }
 }
 

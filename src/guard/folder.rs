@@ -137,6 +137,9 @@ pub struct Spec {
     /// Each line of output is kept with its time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub timestamps: bool,
+    /// The cgroup to make for the command, where this node may make one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
 }
 
 /// A file that systemd gave to the daemon.
@@ -156,6 +159,9 @@ pub struct Started {
     /// The guard, which leads the session that the command is in.
     pub guard: ProcessId,
     pub at: Timestamp,
+    /// The cgroup that the command is in with all it starts, where one could be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
 }
 
 /// How a command ended.
@@ -482,7 +488,13 @@ mod tests {
     }
 
     fn started() -> Started {
-        Started { v: VERSION, boot: "b".into(), guard: ProcessId::own().unwrap(), at: Timestamp::UNIX_EPOCH }
+        Started {
+            v: VERSION,
+            boot: "b".into(),
+            guard: ProcessId::own().unwrap(),
+            at: Timestamp::UNIX_EPOCH,
+            cgroup: None,
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{End, Order, Place, close, run, watch_over};
+use crate::cgroup::Cgroup;
 use crate::child;
 use crate::fail_point;
 use crate::guard::folder::{Found as FoundFolder, Started, VERSION};
@@ -113,11 +114,18 @@ async fn start_after_all(
     run(place, &me, claim, job, orders).await.map(Some)
 }
 
-/// Ends what is left of a command whose guard is gone: its session is shown to be empty before anybody may run again.
+/// Ends what is left of a command whose guard is gone: its cgroup, where it had one, and its session are shown to be
+/// empty before anybody may run again.
 pub(super) fn end_leftovers(started: &Started) {
     // After a boot nothing of it can be left.
     if child::boot_id().ok().as_deref() != Some(&started.boot) {
         return;
+    }
+    // All that the command started, whatever session it made; what a run that ended left behind has another cgroup.
+    if let Some(cgroup) = started.cgroup.clone()
+        && let Err(error) = Cgroup::at(cgroup).end()
+    {
+        warn!(session = started.guard.pid, %error, "the cgroup of a lost run could not be emptied");
     }
     for _ in 0..100 {
         match child::session_members(started.guard.pid) {

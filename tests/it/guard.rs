@@ -1,5 +1,6 @@
 //! Guards without a daemon: what becomes of a command and of all that it started.
 
+mod cgroups;
 mod holds;
 mod outputs;
 mod terms;
@@ -10,6 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use fleetcron::cgroup::{Cgroup, Delegated};
 use fleetcron::child::{session_members, signal_name};
 use fleetcron::fire::{Fire, FireId};
 use fleetcron::guard::folder::Found;
@@ -29,6 +31,8 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// A folder of runs, in which commands also leave their marks.
 struct Runs {
     folder: TempDir,
+    /// The folder of the runs' cgroups, where they have some.
+    cgroups: Option<PathBuf>,
 }
 
 /// One command with its guard. What still lives of it when it is dropped is ended.
@@ -54,7 +58,28 @@ impl Runs {
     fn new() -> Runs {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("runs")).unwrap();
-        Runs { folder }
+        Runs { folder, cgroups: None }
+    }
+
+    /// With cgroups, if this machine lets us make some; says so otherwise.
+    fn with_cgroups() -> Option<Runs> {
+        match Delegated::find() {
+            Ok(delegated) => {
+                let mut runs = Runs::new();
+                let name = runs.folder.path().file_name().unwrap().to_string_lossy().replace('.', "");
+                runs.cgroups = Some(delegated.base().join(format!("fleetcron-test-{name}")));
+                Some(runs)
+            }
+            Err(why) => {
+                println!("not shown with cgroups: {why}");
+                None
+            }
+        }
+    }
+
+    /// Without cgroups, and with them where there can be some.
+    fn both_ways() -> Vec<Runs> {
+        [Some(Runs::new()), Runs::with_cgroups()].into_iter().flatten().collect()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -66,7 +91,9 @@ impl Runs {
         let name = FolderName { fire: Fire::new(job, FireId::Manual(Ulid::generate())), attempt: 1 };
         let (folder, lock) = RunFolder::create(&self.path("runs"), &name).unwrap();
         let program = Path::new(env!("CARGO_BIN_EXE_fleetcron-guard"));
-        let guard = Guard::spawn(program, &folder, lock, spec).await.unwrap();
+        let mut spec = spec.clone();
+        spec.cgroup = spec.cgroup.or(self.cgroups.as_ref().map(|cgroups| cgroups.join(name.to_string())));
+        let guard = Guard::spawn(program, &folder, lock, &spec).await.unwrap();
         Run { folder, guard: Some(guard) }
     }
 
@@ -88,7 +115,24 @@ impl Runs {
     }
 }
 
+impl Drop for Runs {
+    fn drop(&mut self) {
+        let Some(cgroups) = &self.cgroups else { return };
+        for run in fs::read_dir(cgroups).into_iter().flatten().flatten() {
+            if run.path().is_dir() {
+                let _ = Cgroup::at(run.path()).end();
+            }
+        }
+        let _ = fs::remove_dir(cgroups);
+    }
+}
+
 impl Run {
+    /// The cgroup of the command, as the guard noted it.
+    fn cgroup(&self) -> Option<PathBuf> {
+        self.folder.read_started().unwrap().expect("it noted that it starts").cgroup
+    }
+
     fn guard(&mut self) -> &mut Guard {
         self.guard.as_mut().expect("it is not over yet")
     }
