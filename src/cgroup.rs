@@ -86,8 +86,7 @@ impl Delegated {
         for folder in folders(&self.base) {
             if folder.file_name().is_some_and(|name| name.as_bytes().starts_with(RUNS.as_bytes())) {
                 sweep(&folder);
-                // As long as a run is in it, this is refused.
-                let _ = fs::remove_dir(folder);
+                give_back(&folder);
             }
         }
         runs
@@ -195,6 +194,12 @@ pub fn sweep(runs: &Path) {
     }
 }
 
+/// Removes `runs` when no run is in it any more; the next one makes it again.
+pub fn give_back(runs: &Path) {
+    // Refused as long as there is one.
+    let _ = fs::remove_dir(runs);
+}
+
 const JUST_MADE: Duration = Duration::from_secs(60);
 
 /// The cgroup of one run.
@@ -235,9 +240,9 @@ impl Cgroup {
         &self.path
     }
 
-    /// The way in: a process that writes `0` to it is in this cgroup from then on, with all it starts.
-    pub fn door(&self) -> io::Result<File> {
-        OpenOptions::new().write(true).open(self.path.join("cgroup.procs"))
+    /// Its folder, which is the way in for [`crate::child::start`].
+    pub fn folder(&self) -> io::Result<File> {
+        File::open(&self.path)
     }
 
     /// Limits all that will be in it together. Returns what is left for rlimits, which count for each process.

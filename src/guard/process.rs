@@ -247,8 +247,8 @@ impl Watch {
         if let Some(cgroup) = &self.cgroup {
             bounds.limits = cgroup.limit(bounds.limits)?;
         }
-        let door = self.cgroup.as_ref().map(Cgroup::door).transpose();
-        let door = door.map_err(|error| format!("cgroup: {}", plain(&error)))?;
+        let cgroup = self.cgroup.as_ref().map(Cgroup::folder).transpose();
+        let cgroup = cgroup.map_err(|error| format!("cgroup: {}", plain(&error)))?;
         let text = self.spec.stdin.as_deref().map(terms::stdin).transpose()?;
         let command = child::start(&child::Start {
             argv: &self.spec.argv,
@@ -258,7 +258,7 @@ impl Watch {
             output: &write,
             identity: identity.as_ref(),
             bounds: &bounds,
-            cgroup: door.as_ref(),
+            cgroup: cgroup.as_ref(),
         })?;
         self.command = Some(command);
         self.pipe = Some(File::from(read));
