@@ -8,6 +8,7 @@ mod publish;
 mod pursuit;
 mod signals;
 pub mod state;
+pub mod sweep;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -103,6 +104,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     };
     let mut services = JoinSet::new();
     services.spawn(async move { staying.await.map_err(anyhow::Error::from) });
+    services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
     let reload = Arc::new(Notify::new());
     if !options.jobs.is_empty() {
         let files = Files {
@@ -140,7 +142,7 @@ fn cgroups(state: &std::path::Path) -> Option<PathBuf> {
 }
 
 /// The guard that belongs to this release: beside the daemon's own executable, or where packages put it.
-fn guard_program() -> anyhow::Result<PathBuf> {
+pub fn guard_program() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("the path of the running program is not known")?;
     let folder = own.parent().context("the running program lies in no folder")?;
     let places = [folder.join("fleetcron-guard"), folder.join("../lib/fleetcron/fleetcron-guard")];

@@ -401,3 +401,19 @@ async fn a_daemon_that_is_not_root_refuses_the_jobs_of_others() {
         .wait_until("its own job to run", async || node.says("job=own") && node.says("outcome=failed"))
         .await;
 }
+
+#[tokio::test]
+async fn kept_output_goes_with_its_record_at_the_next_start() {
+    let bench = Bench::new().await;
+    let (stays, goes) = (bench.run("echo one").await, bench.run("echo two").await);
+    let Bench { fleet, mut node } = bench;
+    node.stop(&fleet).await;
+    let outputs = node.state.join("output");
+    let kept = |ran: &Ran| kept_output(&outputs, &ran.record.fire, 1);
+    assert!(kept(&stays).exists() && kept(&goes).exists());
+    let record = keys::record(&goes.record.fire);
+    fleet.store.txn(Txn::new().then([Op::delete(record.as_str())])).await.unwrap();
+    let node = fleet.node("a").ready().await;
+    fleet.wait_until("the output to be removed", async || !kept(&goes).exists()).await;
+    assert!(kept(&stays).exists() && node.says("kept output that had outlived"));
+}
