@@ -14,6 +14,7 @@ use fleetcron::store::values::{self, Facts, Lock, Presence, Status};
 use fleetcron::store::{Access, Address, Op, Store, Txn, keys};
 
 mod acting;
+mod doctor;
 mod looking;
 mod pipes;
 mod schedules;
