@@ -3,6 +3,7 @@
 mod cgroups;
 mod holds;
 mod outputs;
+mod rights;
 mod terms;
 mod trees;
 
@@ -33,6 +34,8 @@ struct Runs {
     folder: TempDir,
     /// The folder of the runs' cgroups, where they have some.
     cgroups: Option<PathBuf>,
+    /// What is spawned as the guard.
+    program: PathBuf,
 }
 
 /// One command with its guard. What still lives of it when it is dropped is ended.
@@ -58,7 +61,19 @@ impl Runs {
     fn new() -> Runs {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("runs")).unwrap();
-        Runs { folder, cgroups: None }
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_fleetcron-guard"));
+        Runs { folder, cgroups: None, program }
+    }
+
+    /// Whose guards are started by a line of shell, which ends in `exec … "$GUARD" "$1"`.
+    fn started_by(line: &str) -> Runs {
+        let mut runs = Runs::new();
+        let script = runs.path("guard");
+        let guard = runs.program.display();
+        fs::write(&script, format!("#!/bin/sh\nPATH={PATH}\nGUARD={guard}\n{line}\n")).unwrap();
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        runs.program = script;
+        runs
     }
 
     /// With cgroups, if this machine lets us make some; says so otherwise.
@@ -90,10 +105,9 @@ impl Runs {
         let job = "guarded".parse().unwrap();
         let name = FolderName { fire: Fire::new(job, FireId::Manual(Ulid::generate())), attempt: 1 };
         let (folder, lock) = RunFolder::create(&self.path("runs"), &name).unwrap();
-        let program = Path::new(env!("CARGO_BIN_EXE_fleetcron-guard"));
         let mut spec = spec.clone();
         spec.cgroup = spec.cgroup.or(self.cgroups.as_ref().map(|cgroups| cgroups.join(name.to_string())));
-        let guard = Guard::spawn(program, &folder, lock, &spec).await.unwrap();
+        let guard = Guard::spawn(&self.program, &folder, lock, &spec).await.unwrap();
         Run { folder, guard: Some(guard) }
     }
 

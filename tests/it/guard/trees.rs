@@ -214,6 +214,40 @@ async fn every_exit_code_and_every_signal_is_told_as_it_was() {
 }
 
 #[tokio::test]
+async fn signals_without_a_name_are_told_by_their_numbers() {
+    let runs = Runs::new();
+    for signal in libc::SIGRTMIN()..=libc::SIGRTMAX() {
+        let (_, ended) = runs.run(&shell(&format!("kill -{signal} $$"))).await;
+        assert_eq!((ended.exit_code, ended.signal), (None, Some(signal)), "{ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_is_killed_from_outside_or_dumps_core_has_its_signal_and_nothing_is_left_over() {
+    for runs in Runs::both_ways() {
+        let mut run = runs.start(&shell(&sleeper(&runs, "exec"))).await;
+        let pid = runs.pids("pids", 1).await[0];
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        let ended = run.ended().await;
+        assert_eq!((ended.how, end(&ended)), (How::Exited, killed()));
+        // With and without room for the dump: where that goes is the machine's affair.
+        for core in [0, 1 << 30] {
+            let limits = BTreeMap::from([("core".to_owned(), Some(core))]);
+            let workdir = runs.path("").display().to_string();
+            let spec = Spec { limits, workdir, ..shell("kill -SEGV $$") };
+            let (run, ended) = runs.run(&spec).await;
+            if ended.how == How::CouldNotStart {
+                println!("not shown: {ended:?}");
+                continue;
+            }
+            assert_eq!((ended.how, end(&ended)), (How::Exited, (None, Some("SEGV".to_owned()))));
+            assert_eq!(session_members(run.guard_pid()).unwrap(), []);
+            assert!(run.cgroup().is_none_or(|cgroup| !cgroup.exists()));
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_command_begins_with_no_signal_blocked_or_ignored() {
     let runs = Runs::new();
     let (run, _) = runs.run(&shell("exec grep -E '^Sig(Blk|Ign)' /proc/self/status")).await;
