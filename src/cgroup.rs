@@ -265,6 +265,13 @@ impl Cgroup {
         Ok(rest)
     }
 
+    /// How many processes in it the kernel has ended for want of memory, as far as it counts them here.
+    pub fn out_of_memory(&self) -> u64 {
+        let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
+        let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
+        count.and_then(|count| count.parse().ok()).unwrap_or(0)
+    }
+
     /// Whether nothing lives in it or below it. One that is gone is empty.
     pub fn is_empty(&self) -> io::Result<bool> {
         match fs::read_to_string(self.path.join("cgroup.events")) {
@@ -335,7 +342,7 @@ impl Cgroup {
 }
 
 /// How long what was killed may take to be gone.
-const LONGEST_DYING: Duration = Duration::from_secs(5);
+const LONGEST_DYING: Duration = Duration::from_secs(2);
 
 /// The file of a cgroup that takes a limit over, whose name begins with its controller's.
 fn file_of(limit: Limit) -> Option<&'static str> {
@@ -487,6 +494,18 @@ mod tests {
         fs::create_dir(folder.path().join("pids.max")).unwrap();
         let refused = group.limit(vec![(Limit::Nproc, Some(1))]).unwrap_err();
         assert_eq!(refused, "limits: nproc: is a directory");
+    }
+
+    #[test]
+    fn what_the_kernel_ended_for_want_of_memory_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = Cgroup::at(folder.path().to_owned());
+        assert_eq!(group.out_of_memory(), 0, "nobody counts");
+        fake(
+            folder.path(),
+            &[("memory.events", "low 0\nhigh 0\nmax 31\noom 2\noom_kill 2\noom_group_kill 0\n")],
+        );
+        assert_eq!(group.out_of_memory(), 2);
     }
 
     #[test]

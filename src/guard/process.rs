@@ -480,7 +480,7 @@ impl Watch {
             how,
             exit_code,
             signal,
-            reason: self.reason.take(),
+            reason: self.reason.take().or_else(|| self.want_of_memory()),
             started_at: self.started_at,
             ended_at: Timestamp::from(std::time::SystemTime::now()),
             output_bytes: self.output.as_ref().map_or(0, output::Writer::seen),
@@ -502,6 +502,12 @@ impl Watch {
                 self.folder.path().display()
             );
         }
+    }
+
+    /// A KILL from the kernel looks like anybody's.
+    fn want_of_memory(&self) -> Option<String> {
+        let ended = self.cgroup.as_ref()?.out_of_memory();
+        (ended > 0).then(|| format!("for want of memory the kernel ended {ended} of its processes"))
     }
 
     fn accept(&mut self) {
