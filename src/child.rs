@@ -1,7 +1,9 @@
 //! Processes: how a command is started, signalled and found again. Only this module knows process groups.
 
+mod clone_into;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_void};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -33,6 +35,8 @@ pub struct Start<'a> {
     /// None: the caller's own, with all its groups.
     pub identity: Option<&'a Identity>,
     pub bounds: &'a Bounds,
+    /// The folder of the cgroup it is to be in: see [`crate::cgroup`].
+    pub cgroup: Option<&'a File>,
 }
 
 /// Whose rights a command has.
@@ -66,27 +70,19 @@ pub fn start(start: &Start<'_>) -> Result<Pid, String> {
     let prepared = Prepared::of(start)?;
     let failed = Failed { step: AtomicI32::new(0), errno: AtomicI32::new(0) };
     let mut stack = vec![0; 64 * 1024];
-    let child = Box::new(|| {
-        prepared.become_command(&failed);
-        127
-    });
-    // SAFETY: the child runs on a stack of its own, and only makes system calls on what was prepared before; the
-    // parent stands still until it is done with the shared memory.
-    let pid = unsafe {
-        nix::sched::clone(
-            child,
-            &mut stack,
-            CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK,
-            Some(Signal::SIGCHLD as i32),
-        )
-    }
-    .map_err(|error| format!("new process: {}", plain(&error.into())))?;
+    let pid = match start.cgroup.map(|cgroup| in_cgroup(&prepared, &failed, cgroup, &mut stack)) {
+        Some(Ok(pid)) => pid,
+        // The child goes there by itself: that takes longer, and where it cannot be done tells why.
+        Some(Err(_)) | None => anywhere(&prepared, &failed, &mut stack)
+            .map_err(|error| format!("new process: {}", plain(&error)))?,
+    };
     let Some(step) = Step::from_number(failed.step.load(Ordering::SeqCst)) else { return Ok(pid) };
     // It is gone without having been the command.
     let _ = nix::sys::wait::waitpid(pid, None);
     let why = plain(&io::Error::from_raw_os_error(failed.errno.load(Ordering::SeqCst)));
     Err(match step {
         Step::Group => format!("process group: {why}"),
+        Step::Cgroup => format!("cgroup: {why}"),
         Step::Descriptors => format!("standard input and output: {why}"),
         Step::Nice => format!("nice: {why}"),
         Step::IoNice => format!("ionice: {why}"),
@@ -102,10 +98,43 @@ pub fn start(start: &Start<'_>) -> Result<Pid, String> {
     })
 }
 
+/// The child, in the caller's own cgroup.
+fn anywhere(prepared: &Prepared<'_>, failed: &Failed, stack: &mut [u8]) -> io::Result<Pid> {
+    let child = Box::new(|| {
+        prepared.become_command(failed, prepared.cgroup);
+        127
+    });
+    // SAFETY: the child runs on a stack of its own, and only makes system calls on what was prepared before; the
+    // parent stands still until it is done with the shared memory.
+    Ok(unsafe {
+        nix::sched::clone(
+            child,
+            stack,
+            CloneFlags::CLONE_VM | CloneFlags::CLONE_VFORK,
+            Some(Signal::SIGCHLD as i32),
+        )
+    }?)
+}
+
+/// The child, in a cgroup from its first moment on.
+fn in_cgroup(prepared: &Prepared<'_>, failed: &Failed, cgroup: &File, stack: &mut [u8]) -> io::Result<Pid> {
+    extern "C" fn child(both: *const c_void) -> ! {
+        // SAFETY: the parent, which owns it, stands still.
+        let (prepared, failed) = unsafe { &*both.cast::<(&Prepared<'_>, &Failed)>() };
+        prepared.become_command(failed, None);
+        // SAFETY: ends this process only, and runs nothing of the parent's.
+        unsafe { libc::_exit(127) }
+    }
+    let both = (prepared, failed);
+    // SAFETY: as above.
+    unsafe { clone_into::clone_into(cgroup.as_raw_fd(), stack, child, (&raw const both).cast()) }
+}
+
 /// What a child does before it is the command, in this order: what needs rights comes before they are given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Group = 1,
+    Cgroup,
     Descriptors,
     Nice,
     IoNice,
@@ -121,8 +150,9 @@ enum Step {
 }
 
 impl Step {
-    const ALL: [Step; 13] = [
+    const ALL: [Step; 14] = [
         Step::Group,
+        Step::Cgroup,
         Step::Descriptors,
         Step::Nice,
         Step::IoNice,
@@ -160,6 +190,7 @@ struct Prepared<'a> {
     envp: Vec<*const c_char>,
     stdin: RawFd,
     output: RawFd,
+    cgroup: Option<RawFd>,
 }
 
 impl<'a> Prepared<'a> {
@@ -199,21 +230,22 @@ impl<'a> Prepared<'a> {
             envp,
             stdin: start.stdin.as_raw_fd(),
             output: start.output.as_raw_fd(),
+            cgroup: start.cgroup.map(AsRawFd::as_raw_fd),
         })
     }
 
-    /// Runs in the child, and returns only when a step failed.
-    fn become_command(&self, failed: &Failed) {
+    /// Runs in the child, and returns only when a step failed. `cgroup`: where it has to go by itself.
+    fn become_command(&self, failed: &Failed, cgroup: Option<RawFd>) {
         let say = |(step, errno): (Step, i32)| {
             failed.errno.store(errno, Ordering::SeqCst);
             failed.step.store(step as i32, Ordering::SeqCst);
         };
-        if let Err(failure) = self.steps() {
+        if let Err(failure) = self.steps(cgroup) {
             say(failure);
         }
     }
 
-    fn steps(&self) -> Result<(), (Step, i32)> {
+    fn steps(&self, cgroup: Option<RawFd>) -> Result<(), (Step, i32)> {
         let check = |step: Step, result: i32| match result {
             -1 => Err((step, Errno::last_raw())),
             _ => Ok(()),
@@ -222,6 +254,12 @@ impl<'a> Prepared<'a> {
         // whose parent stands still.
         unsafe {
             check(Step::Group, libc::setpgid(0, 0))?;
+            if let Some(cgroup) = cgroup {
+                let procs = libc::openat(cgroup, c"cgroup.procs".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+                check(Step::Cgroup, procs)?;
+                // Oneself. Before anything can be started, and while there is the right to.
+                check(Step::Cgroup, libc::write(procs, c"0".as_ptr().cast(), 1) as i32)?;
+            }
             check(Step::Descriptors, libc::dup2(self.stdin, 0))?;
             check(Step::Descriptors, libc::dup2(self.output, 1))?;
             check(Step::Descriptors, libc::dup2(self.output, 2))?;

@@ -6,6 +6,7 @@
 
 mod batch;
 mod check;
+mod doctor;
 mod failure;
 mod jobs;
 mod logs;
@@ -65,6 +66,7 @@ Examples:
   fleetcron start backup --wait   run a job now, exit with its code
   fleetcron runs backup           its last runs
   fleetcron logs backup           what it wrote
+  fleetcron doctor                has this machine what a node needs?
 
 Exit codes: 0 done, 1 the thing asked about failed, 2 wrong usage or file, 3 store not reached.
 
@@ -105,6 +107,7 @@ enum Command {
     Runs(runs::Args),
     Logs(logs::Args),
     Nodes(nodes::Args),
+    Doctor(doctor::Args),
     Start(start::Args),
 }
 
@@ -164,6 +167,7 @@ impl Cli {
             Command::Runs(args) => runs::runs(door, &args).await,
             Command::Logs(args) => logs::logs(door, &args).await,
             Command::Nodes(nodes::Args {}) => nodes::nodes(door).await,
+            Command::Doctor(args) => doctor::doctor(door, &args).await,
             Command::Start(args) => start::start(door, &args).await,
         }
     }

@@ -8,6 +8,7 @@ mod publish;
 mod pursuit;
 mod signals;
 pub mod state;
+pub mod sweep;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -28,6 +29,7 @@ use self::pursuit::{Pursuit, Step};
 use self::signals::{Signal, Signals};
 use self::state::State;
 use self::waiting::Waiting;
+use crate::cgroup::Delegated;
 use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fire::{Fire, FireId};
@@ -79,6 +81,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
         runs: state.runs(),
         outputs: state.outputs(),
         guard: guard_program()?,
+        cgroups: cgroups(&options.state),
         account: Account::own().context("the user database cannot be read")?,
         policy: options.policy.clone(),
     };
@@ -101,6 +104,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     };
     let mut services = JoinSet::new();
     services.spawn(async move { staying.await.map_err(anyhow::Error::from) });
+    services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
     let reload = Arc::new(Notify::new());
     if !options.jobs.is_empty() {
         let files = Files {
@@ -123,8 +127,22 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     daemon.live().await
 }
 
+/// Where the cgroups of this node's runs are to be, if it may make any.
+fn cgroups(state: &std::path::Path) -> Option<PathBuf> {
+    match Delegated::find() {
+        Ok(delegated) => {
+            info!(below = %delegated.base().display(), "each run has a cgroup of its own");
+            Some(delegated.take_up(state))
+        }
+        Err(why) => {
+            info!(why, "runs have no cgroups of their own; their processes are found by session and descent");
+            None
+        }
+    }
+}
+
 /// The guard that belongs to this release: beside the daemon's own executable, or where packages put it.
-fn guard_program() -> anyhow::Result<PathBuf> {
+pub fn guard_program() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("the path of the running program is not known")?;
     let folder = own.parent().context("the running program lies in no folder")?;
     let places = [folder.join("fleetcron-guard"), folder.join("../lib/fleetcron/fleetcron-guard")];

@@ -28,6 +28,7 @@ pub mod files;
 pub mod store;
 pub mod config;
 pub mod child;
+pub mod cgroup;
 pub mod output;
 pub mod guard;
 

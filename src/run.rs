@@ -52,6 +52,8 @@ pub struct Place {
     pub outputs: PathBuf,
     /// The guard's executable.
     pub guard: PathBuf,
+    /// The folder of the runs' cgroups, where this node may make some.
+    pub cgroups: Option<PathBuf>,
     pub account: Account,
     pub policy: Policy,
 }
@@ -151,7 +153,7 @@ async fn attempt(
         }
     }
     let name = FolderName { fire: claim.fire().clone(), attempt: claim.lock().attempt };
-    let spec = spec_of(place, &me, &claim, job);
+    let spec = spec_of(place, &me, &claim, &name, job);
     let (folder, ended) = match start(place, &name, &spec).await {
         Ok((folder, guard)) => {
             info!(job = %name.fire.job, fire = %name.fire.id, node = %me.name, attempt = name.attempt,

@@ -8,6 +8,10 @@ fn main() -> ExitCode {
         eprintln!("fleetcron-guard: started by fleetcron itself, with a run file");
         return ExitCode::from(2);
     };
+    if folder == "--version" {
+        println!("fleetcron-guard {}", env!("CARGO_PKG_VERSION"));
+        return ExitCode::SUCCESS;
+    }
     match fleetcron::guard::process::guard(folder.into()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

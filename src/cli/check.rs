@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use nix::unistd::geteuid;
 use serde::Serialize;
 
 use super::failure::{Failure, say, show};
@@ -84,9 +85,35 @@ pub fn read(paths: &[PathBuf], now: Timestamp) -> Result<Checked, Failure> {
     for warning in jobs.warnings.iter().chain(&jobfile::schedule_warnings(&jobs, &texts, now)) {
         show(format_args!("{warning}\n"));
     }
+    if geteuid().is_root()
+        && let Some(warning) = root_warning(&jobs)
+    {
+        say(warning);
+    }
     let count = |path: &str| jobs.places.values().filter(|place| &*place.path == path).count();
     let files = found.files.iter().map(|file| (file.path.clone(), count(&file.path))).collect();
     Ok(Checked { files, whole: found.are_whole(), jobs })
+}
+
+/// That jobs without a user may run as root. Only this command's own user is known: the daemons have theirs.
+fn root_warning(file: &JobFile) -> Option<String> {
+    const NAMED: usize = 3;
+    let names: Vec<_> =
+        file.jobs.iter().filter(|job| job.terms.user.is_none()).map(|job| &job.name).collect();
+    let (named, more) = names.split_at(names.len().min(NAMED));
+    let mut list = named.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+    if !more.is_empty() {
+        list = format!("{list} and {} more", more.len());
+    }
+    let begins = match names.len() {
+        0 => return None,
+        1 => format!("job {list} of source {} has no user and runs", file.source),
+        many => format!("{many} jobs of source {} have no user ({list}) and run", file.source),
+    };
+    Some(format!(
+        "warning: {begins} as root on every node whose daemon is root, as this command is; set user = \"NAME\" in \
+         [defaults] or in the job (user = \"root\" if that is meant)"
+    ))
 }
 
 fn texts(found: &FilesFound) -> Vec<SourceFile<'_>> {
@@ -139,4 +166,31 @@ fn list(checked: &Checked, now: Timestamp, out: &mut Out) -> Result<(), Failure>
         }
     }
     table.end(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_that_may_run_as_root_are_counted_once_and_some_are_named() {
+        let job = |name: &str, user: &str| {
+            format!("[jobs.{name}]\nschedule = '@daily'\ntimezone = 'UTC'\ncommand = 'true'\n{user}\n")
+        };
+        let warning =
+            |text: &str| root_warning(&jobfile::parse(&[SourceFile { path: "jobs.toml", text }]).unwrap());
+        let part = |text: &str| warning(text).unwrap().split(" as root").next().unwrap().to_owned();
+        let user = "user = 'www'";
+        assert_eq!(warning(&[job("a", user), job("b", "user = 'root'")].concat()), None);
+        assert_eq!(warning(&["[defaults]\nuser = 'www'\n", &job("a", "")].concat()), None);
+        assert_eq!(
+            part(&[job("a", user), job("b", "")].concat()),
+            "warning: job b of source default has no user and runs"
+        );
+        let many: String = ["a", "b", "c", "d", "e"].map(|name| job(name, "")).concat();
+        assert_eq!(
+            part(&format!("[source]\nname = 'shop'\n{many}")),
+            "warning: 5 jobs of source shop have no user (a, b, c and 2 more) and run"
+        );
+    }
 }

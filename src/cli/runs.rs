@@ -37,8 +37,11 @@ A time is RFC 3339 (2026-11-30T02:00:00Z), a date, a time of day (06:00), or how
 of day are UTC. Of a job that had another name before (`was`), the history under both names is shown.
 
 JSON has one object a line: job, lane, fire, scheduled_at, outcome, reason, node, attempt, started_at, ended_at, \
-exit_code, signal (a name such as KILL), fencing_token, late, claimed_at, output_bytes. Instants are RFC 3339 in \
-UTC; what is not known is null.
+exit_code, signal (a name such as KILL), fencing_token, late, claimed_at, output_bytes, output_left_out (bytes that \
+`keep.output` had no room for), cpu_seconds, peak_memory_bytes. Instants are RFC 3339 in UTC; what is not known is null.
+
+CPU is the processor time of the command with all that ended before or with it; MEMORY the most that one of its \
+processes had at once; OUTPUT what it wrote, kept or not.
 
 Examples:
   fleetcron runs

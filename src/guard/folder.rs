@@ -138,6 +138,9 @@ pub struct Spec {
     /// Each line of output is kept with its time.
     #[serde(default, skip_serializing_if = "is_false")]
     pub timestamps: bool,
+    /// The cgroup to make for the command, where this node may make one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
     /// Whose run it is, for whoever closes it when its lock is gone. The guard has no use for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
@@ -170,6 +173,9 @@ pub struct Started {
     /// The guard, which leads the session that the command is in.
     pub guard: ProcessId,
     pub at: Timestamp,
+    /// The cgroup that the command is in with all it starts, where one could be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
 }
 
 /// How a command ended.
@@ -498,7 +504,13 @@ mod tests {
     }
 
     fn started() -> Started {
-        Started { v: VERSION, boot: "b".into(), guard: ProcessId::own().unwrap(), at: Timestamp::UNIX_EPOCH }
+        Started {
+            v: VERSION,
+            boot: "b".into(),
+            guard: ProcessId::own().unwrap(),
+            at: Timestamp::UNIX_EPOCH,
+            cgroup: None,
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ use super::hold::{Contact, Deadlines};
 use super::life::{Action, Event, Leftovers, State, Stop};
 use super::link::{Answer, Request};
 use super::terms;
+use crate::cgroup::Cgroup;
 use crate::child::{self, ProcessId, plain};
 use crate::clock::since_boot;
 use crate::output;
@@ -47,15 +48,18 @@ pub fn guard(folder: PathBuf) -> io::Result<()> {
     let timer = TimerFd::new(clock, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
     let folder = RunFolder::at(folder);
     let spec = inherited.lock.read_spec()?;
+    // Without one its session and its descendants are all there is to go by.
+    let cgroup = spec.cgroup.as_deref().and_then(|path| Cgroup::create(path).ok());
     let started = Started {
         v: VERSION,
         boot: child::boot_id()?,
         guard: ProcessId::own()?,
         at: Timestamp::from(std::time::SystemTime::now()),
+        cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
     };
     let end_line = inherited.lock.note_started(&started)?;
     // From here on nothing makes it give up: it would leave its command alone.
-    if let Some(pipe) = Watch::start(folder, spec, end_line, inherited, signals, timer).watch() {
+    if let Some(pipe) = Watch::start(folder, spec, cgroup, end_line, inherited, signals, timer).watch() {
         let_go(pipe);
     }
     Ok(())
@@ -126,6 +130,8 @@ fn take_signals() -> io::Result<SignalFd> {
 struct Watch {
     folder: RunFolder,
     spec: Spec,
+    /// What the command is in, and the guard is not: it must see the end of all that is in it.
+    cgroup: Option<Cgroup>,
     end_line: EndLine,
     inherited: Inherited,
     signals: SignalFd,
@@ -180,6 +186,7 @@ impl Watch {
     fn start(
         folder: RunFolder,
         spec: Spec,
+        cgroup: Option<Cgroup>,
         end_line: EndLine,
         inherited: Inherited,
         signals: SignalFd,
@@ -189,6 +196,7 @@ impl Watch {
             contact: spec.contact,
             folder,
             spec,
+            cgroup,
             end_line,
             inherited,
             signals,
@@ -235,7 +243,12 @@ impl Watch {
         let identity = terms::identify(&mut self.spec)?;
         terms::add_variables(&mut self.spec, identity.as_ref())?;
         self.filter = terms::filter(&self.spec);
-        let bounds = terms::bounds(&self.spec)?;
+        let mut bounds = terms::bounds(&self.spec)?;
+        if let Some(cgroup) = &self.cgroup {
+            bounds.limits = cgroup.limit(bounds.limits)?;
+        }
+        let cgroup = self.cgroup.as_ref().map(Cgroup::folder).transpose();
+        let cgroup = cgroup.map_err(|error| format!("cgroup: {}", plain(&error)))?;
         let text = self.spec.stdin.as_deref().map(terms::stdin).transpose()?;
         let command = child::start(&child::Start {
             argv: &self.spec.argv,
@@ -245,6 +258,7 @@ impl Watch {
             output: &write,
             identity: identity.as_ref(),
             bounds: &bounds,
+            cgroup: cgroup.as_ref(),
         })?;
         self.command = Some(command);
         self.pipe = Some(File::from(read));
@@ -306,7 +320,12 @@ impl Watch {
     }
 
     fn insist(&mut self) {
-        self.signal(Signal::SIGKILL);
+        // All of it at once; what is in it cannot start anything meanwhile.
+        let at_once = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.kill().is_ok());
+        // What has left the cgroup, as root's commands may, shows in that something is left.
+        if !at_once || self.patience > FIRST_PATIENCE {
+            self.signal(Signal::SIGKILL);
+        }
         self.due.insist_again = Some(since_boot() + self.patience);
         self.patience = (self.patience * 2).min(LAST_PATIENCE);
     }
@@ -334,14 +353,21 @@ impl Watch {
         let reaped = child::reap(command);
         if let Some(status) = reaped.command {
             self.status = Some(status);
-            self.happened(Event::Exited(match (reaped.none_left, self.spec.kill_leftovers) {
-                (true, _) => Leftovers::Nothing,
-                (false, false) => Leftovers::LiveOn,
-                (false, true) => Leftovers::ToEnd,
-            }));
-        } else if reaped.none_left {
+            self.happened(Event::Exited(
+                match (reaped.none_left && self.is_empty(), self.spec.kill_leftovers) {
+                    (true, _) => Leftovers::Nothing,
+                    (false, false) => Leftovers::LiveOn,
+                    (false, true) => Leftovers::ToEnd,
+                },
+            ));
+        } else if reaped.none_left && self.is_empty() {
             self.happened(Event::TreeEmpty);
         }
+    }
+
+    /// Whether nothing lives in the cgroup: not all that is in it need be the guard's to reap.
+    fn is_empty(&self) -> bool {
+        self.cgroup.as_ref().is_none_or(|cgroup| cgroup.is_empty().unwrap_or(true))
     }
 
     fn look_at_the_clock(&mut self) {
@@ -362,6 +388,8 @@ impl Watch {
         }
         if is_due(&mut self.due.insist_again) && self.state.is_insisting() {
             self.insist();
+            // No signal tells of the end of what is in the cgroup and not the guard's.
+            self.reap();
         }
     }
 
@@ -451,7 +479,7 @@ impl Watch {
             how,
             exit_code,
             signal,
-            reason: self.reason.take(),
+            reason: self.reason.take().or_else(|| self.want_of_memory()),
             started_at: self.started_at,
             ended_at: Timestamp::from(std::time::SystemTime::now()),
             output_bytes: self.output.as_ref().map_or(0, output::Writer::seen),
@@ -463,12 +491,22 @@ impl Watch {
         let written = self.inherited.lock.note_ended(&self.end_line, &ended);
         self.accept();
         self.tell(&Answer::Ended(ended));
+        if let Some(cgroup) = &self.cgroup {
+            // What the command left behind keeps it; it is removed when that has ended.
+            let _ = cgroup.remove();
+        }
         if let Err(error) = written {
             eprintln!(
                 "fleetcron-guard: {}: the end could not be written: {error}",
                 self.folder.path().display()
             );
         }
+    }
+
+    /// A KILL from the kernel looks like anybody's.
+    fn want_of_memory(&self) -> Option<String> {
+        let ended = self.cgroup.as_ref()?.out_of_memory();
+        (ended > 0).then(|| format!("for want of memory the kernel ended {ended} of its processes"))
     }
 
     fn accept(&mut self) {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use super::Place;
 use crate::guard::folder::{Credential, Owner, VERSION};
-use crate::guard::{Contact, Spec};
+use crate::guard::{Contact, FolderName, Spec};
 use crate::job::{Command, Job, Keep};
 use crate::race::{Claim, InTouch, Me};
 use crate::schedule::Timestamp;
 
-pub(super) fn spec_of(place: &Place, me: &Me, claim: &Claim, job: &Job) -> Spec {
+pub(super) fn spec_of(place: &Place, me: &Me, claim: &Claim, name: &FolderName, job: &Job) -> Spec {
     let argv = match &job.command {
         Command::Shell(text) => vec![job.shell.clone(), "-c".to_owned(), text.clone()],
         Command::Argv(words) => words.clone(),
@@ -48,6 +48,7 @@ pub(super) fn spec_of(place: &Place, me: &Me, claim: &Claim, job: &Job) -> Spec 
         credential: terms.credential.clone().map(|name| Credential { name, folder: credentials() }),
         redact: terms.redact.clone(),
         timestamps: terms.timestamps,
+        cgroup: place.cgroups.as_ref().map(|cgroups| cgroups.join(name.to_string())),
         owner: Some(Owner {
             node_start: claim.lock().node_start,
             token: claim.token(),

@@ -8,6 +8,7 @@ use super::close::close;
 use super::spec::no_spec;
 use super::watch::{Watch, Watched};
 use super::{Attempt, End, Order, Place, Written, run};
+use crate::cgroup::Cgroup;
 use crate::child;
 use crate::fail_point;
 use crate::guard::folder::{Found as FoundFolder, Started};
@@ -117,11 +118,18 @@ fn never_started() -> End {
     End::Unstarted { outcome: Outcome::Missed, reason }
 }
 
-/// Ends what is left of a command whose guard is gone: its session is shown to be empty before anybody may run again.
+/// Ends what is left of a command whose guard is gone: its cgroup, where it had one, and its session are shown to be
+/// empty before anybody may run again.
 pub(super) fn end_leftovers(started: &Started) {
     // After a boot nothing of it can be left.
     if child::boot_id().ok().as_deref() != Some(&started.boot) {
         return;
+    }
+    // All that the command started, whatever session it made; what a run that ended left behind has another cgroup.
+    if let Some(cgroup) = started.cgroup.clone()
+        && let Err(error) = Cgroup::at(cgroup).end()
+    {
+        warn!(session = started.guard.pid, %error, "the cgroup of a lost run could not be emptied");
     }
     for _ in 0..100 {
         match child::session_members(started.guard.pid) {

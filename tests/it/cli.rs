@@ -10,10 +10,11 @@ use fleetcron::fire::Fire;
 use fleetcron::node::{NodeName, NodeStart};
 use fleetcron::record::{Outcome, Record, RunFacts, Writer};
 use fleetcron::schedule::Timestamp;
-use fleetcron::store::values::{self, Facts, Lock, Presence, Status};
+use fleetcron::store::values::{self, Facts, Lock, LockPolicy, Presence, Promise, Status};
 use fleetcron::store::{Access, Address, Op, Store, Txn, keys};
 
 mod acting;
+mod doctor;
 mod looking;
 mod pipes;
 mod schedules;

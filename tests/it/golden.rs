@@ -64,7 +64,9 @@ fn every_value_of_the_store_reads_back_as_it_was_written() {
 fn what_a_guard_of_any_release_writes_and_says_is_understood() {
     check_json::<Spec>("spec-1");
     check_json::<Spec>("spec-1-more");
+    check_json::<Spec>("spec-1-cgroup");
     check_json::<Started>("started-1");
+    check_json::<Started>("started-1-cgroup");
     check_json::<Ended>("ended-1");
     check_json::<Ended>("ended-1-usage");
     check_json::<Ask>("ask-1");

@@ -1,7 +1,9 @@
 //! Guards without a daemon: what becomes of a command and of all that it started.
 
+mod cgroups;
 mod holds;
 mod outputs;
+mod rights;
 mod terms;
 mod trees;
 
@@ -10,6 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use fleetcron::cgroup::{Cgroup, Delegated};
 use fleetcron::child::{session_members, signal_name};
 use fleetcron::fire::{Fire, FireId};
 use fleetcron::guard::folder::Found;
@@ -29,6 +32,10 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// A folder of runs, in which commands also leave their marks.
 struct Runs {
     folder: TempDir,
+    /// The folder of the runs' cgroups, where they have some.
+    cgroups: Option<PathBuf>,
+    /// What is spawned as the guard.
+    program: PathBuf,
 }
 
 /// One command with its guard. What still lives of it when it is dropped is ended.
@@ -54,7 +61,40 @@ impl Runs {
     fn new() -> Runs {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir(folder.path().join("runs")).unwrap();
-        Runs { folder }
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_fleetcron-guard"));
+        Runs { folder, cgroups: None, program }
+    }
+
+    /// Whose guards are started by a line of shell, which ends in `exec … "$GUARD" "$1"`.
+    fn started_by(line: &str) -> Runs {
+        let mut runs = Runs::new();
+        let script = runs.path("guard");
+        let guard = runs.program.display();
+        fs::write(&script, format!("#!/bin/sh\nPATH={PATH}\nGUARD={guard}\n{line}\n")).unwrap();
+        fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        runs.program = script;
+        runs
+    }
+
+    /// With cgroups, if this machine lets us make some; says so otherwise.
+    fn with_cgroups() -> Option<Runs> {
+        match Delegated::find() {
+            Ok(delegated) => {
+                let mut runs = Runs::new();
+                let name = runs.folder.path().file_name().unwrap().to_string_lossy().replace('.', "");
+                runs.cgroups = Some(delegated.base().join(format!("fleetcron-test-{name}")));
+                Some(runs)
+            }
+            Err(why) => {
+                println!("not shown with cgroups: {why}");
+                None
+            }
+        }
+    }
+
+    /// Without cgroups, and with them where there can be some.
+    fn both_ways() -> Vec<Runs> {
+        [Some(Runs::new()), Runs::with_cgroups()].into_iter().flatten().collect()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -65,8 +105,9 @@ impl Runs {
         let job = "guarded".parse().unwrap();
         let name = FolderName { fire: Fire::new(job, FireId::Manual(Ulid::generate())), attempt: 1 };
         let (folder, lock) = RunFolder::create(&self.path("runs"), &name).unwrap();
-        let program = Path::new(env!("CARGO_BIN_EXE_fleetcron-guard"));
-        let guard = Guard::spawn(program, &folder, lock, spec).await.unwrap();
+        let mut spec = spec.clone();
+        spec.cgroup = spec.cgroup.or(self.cgroups.as_ref().map(|cgroups| cgroups.join(name.to_string())));
+        let guard = Guard::spawn(&self.program, &folder, lock, &spec).await.unwrap();
         Run { folder, guard: Some(guard) }
     }
 
@@ -88,7 +129,24 @@ impl Runs {
     }
 }
 
+impl Drop for Runs {
+    fn drop(&mut self) {
+        let Some(cgroups) = &self.cgroups else { return };
+        for run in fs::read_dir(cgroups).into_iter().flatten().flatten() {
+            if run.path().is_dir() {
+                let _ = Cgroup::at(run.path()).end();
+            }
+        }
+        let _ = fs::remove_dir(cgroups);
+    }
+}
+
 impl Run {
+    /// The cgroup of the command, as the guard noted it.
+    fn cgroup(&self) -> Option<PathBuf> {
+        self.folder.read_started().unwrap().expect("it noted that it starts").cgroup
+    }
+
     fn guard(&mut self) -> &mut Guard {
         self.guard.as_mut().expect("it is not over yet")
     }

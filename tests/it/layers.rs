@@ -12,7 +12,11 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
     // thought: pure functions
     ("thought", &["jobfile", "planner"], &["words"]),
     // hands: one piece of the world each; they do not think
-    ("hands", &["fail_point", "clock", "files", "store", "config", "child", "output", "guard"], &["words"]),
+    (
+        "hands",
+        &["fail_point", "clock", "files", "store", "config", "child", "cgroup", "output", "guard"],
+        &["words"],
+    ),
     // deeds: one step of the flow each
     ("deeds", &["race", "run", "sync"], &["words", "thought", "hands"]),
     // doors: where people come in

@@ -1,5 +1,6 @@
 //! One run as it is shown: the columns of the table and the fields of the JSON.
 
+use chrono::TimeDelta;
 use serde::Serialize;
 
 use super::history::Entry;
@@ -14,8 +15,18 @@ pub const WAITING: &str = "waiting";
 
 pub fn table() -> Table {
     // The fire's name tells when it was due.
-    let give_up = &[All("DUE"), OneLine("REASON"), All("TOOK"), OneLine("OUTCOME")];
-    Table::new(&["JOB", "FIRE", "DUE", "OUTCOME", "EXIT", "NODE", "TOOK", "REASON"], give_up)
+    let give_up = &[
+        All("DUE"),
+        All("OUTPUT"),
+        All("MEMORY"),
+        All("CPU"),
+        OneLine("REASON"),
+        All("TOOK"),
+        OneLine("OUTCOME"),
+    ];
+    let header =
+        ["JOB", "FIRE", "DUE", "OUTCOME", "EXIT", "NODE", "TOOK", "CPU", "MEMORY", "OUTPUT", "REASON"];
+    Table::new(&header, give_up)
 }
 
 /// A fire and what became of it. Names once released do not change.
@@ -37,6 +48,12 @@ pub struct Row<'e> {
     late: bool,
     claimed_at: Option<String>,
     output_bytes: Option<u64>,
+    /// Of those, how many are not kept because of the cap.
+    output_left_out: Option<u64>,
+    /// Processor time of the command and all that ended with it.
+    cpu_seconds: Option<f64>,
+    /// The most that one of its processes had at once.
+    peak_memory_bytes: Option<u64>,
     #[serde(skip)]
     shown: Shown,
 }
@@ -73,6 +90,9 @@ impl<'e> Row<'e> {
             late: false,
             claimed_at: None,
             output_bytes: None,
+            output_left_out: None,
+            cpu_seconds: None,
+            peak_memory_bytes: None,
             shown: Shown { due: utc_seconds(due), took: None },
         };
         match entry {
@@ -95,6 +115,9 @@ impl<'e> Row<'e> {
                     row.fencing_token = Some(run.fencing_token);
                     row.claimed_at = Some(utc(run.claimed_at));
                     row.output_bytes = Some(run.output_bytes);
+                    row.output_left_out = Some(run.output_left_out);
+                    row.cpu_seconds = run.usage.map(|usage| usage.cpu as f64 / 1000.0);
+                    row.peak_memory_bytes = run.usage.map(|usage| usage.peak_memory);
                     row.shown.took = run.started_at.zip(run.ended_at).map(|(from, to)| took(to - from));
                 }
             }
@@ -117,6 +140,9 @@ impl<'e> Row<'e> {
             or_dash(self.signal.clone().or(self.exit_code.map(|code| code.to_string()))),
             or_dash(self.node),
             or_dash(self.shown.took.as_ref()),
+            or_dash(self.cpu_seconds.map(|seconds| took(TimeDelta::milliseconds((seconds * 1000.0) as i64)))),
+            or_dash(self.peak_memory_bytes.map(size)),
+            or_dash(self.output_bytes.map(size)),
             notes.join("; "),
         ]
     }
@@ -130,7 +156,17 @@ pub fn signal_name(number: i32) -> String {
     }
 }
 
-fn took(duration: chrono::TimeDelta) -> String {
+/// In the largest unit of which there is one, with three digits or four.
+fn size(bytes: u64) -> String {
+    let units = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) if bytes < 10 * unit => format!("{:.1} {name}", bytes as f64 / unit as f64),
+        Some((unit, name)) => format!("{} {name}", bytes / unit),
+        None => format!("{bytes} B"),
+    }
+}
+
+fn took(duration: TimeDelta) -> String {
     let millis = duration.num_milliseconds().max(0);
     match millis {
         0..60_000 => format!("{}.{:03} s", millis / 1000, millis % 1000),
@@ -156,8 +192,14 @@ mod tests {
     }
 
     #[test]
+    fn a_size_is_short() {
+        let shown = [0, 1023, 1024, 1_500_000, 20 << 20, 3 << 30, u64::MAX].map(size);
+        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.4 MiB", "20 MiB", "3.0 GiB", "16777215 TiB"]);
+    }
+
+    #[test]
     fn how_long_it_took_is_short() {
-        let shown = [0, 1_234, 61_000, 3_725_000].map(|ms| took(chrono::TimeDelta::milliseconds(ms)));
+        let shown = [0, 1_234, 61_000, 3_725_000].map(|ms| took(TimeDelta::milliseconds(ms)));
         assert_eq!(shown, ["0.000 s", "1.234 s", "1 min 1 s", "1 h 2 min"]);
     }
 }

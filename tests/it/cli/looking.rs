@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use fleetcron::output;
-use fleetcron::record::Outcome;
+use fleetcron::record::{Outcome, Usage};
 use fleetcron::run::kept_output;
 use fleetcron::store::{keys, values};
 use serde_json::{Value, json};
@@ -157,7 +157,7 @@ fn runs_are_listed_newest_first_with_exit_code_and_signal_apart() {
             "outcome": "failed", "reason": null, "node": "db-1", "attempt": 1,
             "started_at": "2026-11-28T01:00:01Z", "ended_at": "2026-11-28T01:01:01Z", "exit_code": null,
             "signal": "KILL", "fencing_token": 7, "late": false, "claimed_at": "2026-11-28T01:00:00Z",
-            "output_bytes": 0,
+            "output_bytes": 0, "output_left_out": 0, "cpu_seconds": null, "peak_memory_bytes": null,
         })
     );
     let (skipped, running) = (&rows[0], &rows[5]);
@@ -187,6 +187,23 @@ fn runs_are_listed_newest_first_with_exit_code_and_signal_apart() {
         table.lines().nth(4).unwrap().contains("KILL") && table.lines().nth(3).unwrap().contains("137"),
         "{table}"
     );
+}
+
+#[test]
+fn what_a_run_used_and_wrote_is_told() {
+    let desk = Desk::with_jobs(BACKUP);
+    let mut worked = record(fire("backup", "20261128T010000Z"), Outcome::Succeeded, Some(0), None);
+    let run = worked.run.as_mut().unwrap();
+    (run.output_bytes, run.output_left_out) = (1_500_000, 500_000);
+    run.usage = Some(Usage { cpu: 1234, peak_memory: 100 << 20 });
+    desk.put_record(&worked);
+    let row = &desk.json(&["runs"])[0];
+    assert_eq!(
+        [&row["cpu_seconds"], &row["peak_memory_bytes"], &row["output_bytes"], &row["output_left_out"],],
+        [&json!(1.234), &json!(100 << 20), &json!(1_500_000), &json!(500_000)]
+    );
+    let table = desk.run(&["runs"]).ended_with(0).out;
+    assert!(table.lines().nth(1).unwrap().contains("1 min 0 s  1.234 s  100 MiB  1.4 MiB"), "{table}");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn a_table_fits_a_narrow_terminal_without_a_broken_word() {
     let here = presence(&labels, &[("default", "other")], at("2026-11-30T09:00:00Z"));
     desk.put([(keys::node(&node()), values::encode(&here))]);
     check_table(&desk, &["jobs"], &["SCHEDULE", "ZONE"]);
-    check_table(&desk, &["runs"], &["DUE", "TOOK"]);
+    check_table(&desk, &["runs"], &["DUE", "TOOK", "CPU", "MEMORY", "OUTPUT"]);
     check_table(&desk, &["nodes"], &[]);
     check_table(&desk, &["next", "-n", "2", "--after", "2100-03-27"], &["UTC"]);
     check_table(&desk, &["check", "jobs.toml"], &["ZONE"]);

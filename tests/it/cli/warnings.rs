@@ -5,7 +5,7 @@ use super::*;
 const NOW: &str = "2026-11-30T12:00:00Z";
 
 fn job(name: &str, schedule: &str, more: &str) -> String {
-    format!("[jobs.{name}]\nschedule = \"{schedule}\"\ncommand = \"true\"\n{more}\n")
+    format!("[jobs.{name}]\nschedule = \"{schedule}\"\ncommand = \"true\"\nuser = \"www\"\n{more}\n")
 }
 
 /// Checks a file with this one job, in Berlin, and both commands' warnings about it.
@@ -129,4 +129,23 @@ fn dates_that_leave_no_instant_are_named() {
     );
     let said = desk.run_at(NOW, &["check", "jobs.toml"]).ended_with(2);
     assert!(said.err.contains("schedule never fires") && said.err.contains("only_dates"), "{said:#?}");
+}
+
+#[test]
+fn jobs_that_run_as_root_where_the_daemon_is_root_are_said_once() {
+    let desk = Desk::new();
+    let names = ["a", "b", "c", "d"];
+    let jobs = names.map(|name| job(name, "0 4 * * *", "timezone = \"UTC\"")).concat();
+    desk.write("jobs.toml", jobs.replace("user = \"www\"\n", ""));
+    let is_root = nix::unistd::geteuid().is_root();
+    for args in [&["check", "jobs.toml"][..], &["sync", "jobs.toml", "--dry-run"]] {
+        let said = desk.run_at(NOW, args).ended_with(0);
+        let warning = "fleetcron: warning: 4 jobs of source default have no user (a, b, c and 1 more) and run as root \
+                       on every node whose daemon is root, as this command is; set user = \"NAME\" in [defaults]";
+        assert_eq!(said.err.matches("warning: ").count(), usize::from(is_root), "{said:#?}");
+        assert_eq!(said.err.contains(warning), is_root, "{said:#?}");
+    }
+    desk.write("jobs.toml", format!("[defaults]\nuser = 'root'\n{}", jobs.replace("user = \"www\"\n", "")));
+    let said = desk.run_at(NOW, &["check", "jobs.toml"]).ended_with(0);
+    assert!(!said.err.contains("warning: "), "{said:#?}");
 }

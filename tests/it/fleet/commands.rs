@@ -287,9 +287,12 @@ async fn endless_lines_and_floods_are_drained_within_bounded_memory() {
     const BOUND: u64 = 30 << 10;
     let bench = Bench::new().await;
     let daemon_before = peak_kib(bench.node.pid());
-    for command in
-        ["head -c 200000000 /dev/zero | tr '\\0' x; echo; echo end", "yes | head -n 5000000; echo end"]
-    {
+    // Bytes.
+    let flood: u64 = if long() { 5_000_000_000 } else { 200_000_000 };
+    for (command, bytes) in [
+        (format!("head -c {flood} /dev/zero | tr '\\0' x; echo; echo end"), flood + 5),
+        ("yes | head -n 5000000; echo end".to_owned(), 10_000_004),
+    ] {
         // The guard is looked at while its command waits at the end of its output.
         let (full, go) = (bench.fleet.path("full"), bench.fleet.path("go"));
         for file in [&full, &go] {
@@ -303,6 +306,7 @@ async fn endless_lines_and_floods_are_drained_within_bounded_memory() {
         fs::write(&go, "").unwrap();
         let ran = bench.ran(&fire).await;
         assert_eq!(ran.record.outcome, Outcome::Succeeded);
+        assert_eq!(ran.record.run.as_ref().unwrap().output_bytes, bytes, "every byte was taken");
         let kept = ran.kept.as_ref().expect("there was output");
         assert!(kept.text().ends_with("\nend\n"), "the end is kept");
         let daemon_grew = peak_kib(bench.node.pid()) - daemon_before;
@@ -400,4 +404,20 @@ async fn a_daemon_that_is_not_root_refuses_the_jobs_of_others() {
     fleet
         .wait_until("its own job to run", async || node.says("job=own") && node.says("outcome=failed"))
         .await;
+}
+
+#[tokio::test]
+async fn kept_output_goes_with_its_record_at_the_next_start() {
+    let bench = Bench::new().await;
+    let (stays, goes) = (bench.run("echo one").await, bench.run("echo two").await);
+    let Bench { fleet, mut node } = bench;
+    node.stop(&fleet).await;
+    let outputs = node.state.join("output");
+    let kept = |ran: &Ran| kept_output(&outputs, &ran.record.fire, 1);
+    assert!(kept(&stays).exists() && kept(&goes).exists());
+    let record = keys::record(&goes.record.fire);
+    fleet.store.txn(Txn::new().then([Op::delete(record.as_str())])).await.unwrap();
+    let node = fleet.node("a").ready().await;
+    fleet.wait_until("the output to be removed", async || !kept(&goes).exists()).await;
+    assert!(kept(&stays).exists() && node.says("kept output that had outlived"));
 }

@@ -1,5 +1,7 @@
 //! How a daemon goes, in order or not, and what the next one makes of it.
 
+use fleetcron::cgroup::Delegated;
+
 use super::*;
 
 /// A fleet with a job `once` that leaves its mark and then does `more`; the command's pid is in the file `pid`.
@@ -155,15 +157,35 @@ async fn with_its_guard_killed_too_a_run_is_lost_its_leftovers_end_and_the_next_
 #[tokio::test]
 async fn under_a_living_daemon_too_the_leftovers_of_a_lost_guard_end_before_the_job_may_run_again() {
     for fleet in each_store().await {
-        let fleet = with_job(fleet, "(trap '' TERM; sleep 300) & sleep 300", "").await;
+        // One that has left the session: only a cgroup tells whose it is.
+        let escaped = fleet.path("escaped");
+        let more = format!(
+            "(trap '' TERM; sleep 300) & (setsid sh -c 'echo $$ > {0}; exec sleep 300' &); \
+             until [ -s {0} ]; do sleep 0.02; done; sleep 300",
+            escaped.display()
+        );
+        let fleet = with_job(fleet, &more, "").await;
         let mut node = fleet.node("a").ready().await;
         let (fire, pid) = running(&fleet).await;
+        fleet
+            .wait_until("the escape", async || {
+                fs::read_to_string(&escaped).is_ok_and(|text| text.ends_with('\n'))
+            })
+            .await;
+        let escaped: i32 = fs::read_to_string(&escaped).unwrap().trim().parse().unwrap();
         let [guard] = node.guards()[..] else { panic!("one guard, please") };
         kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
         let record = fleet.wait_for_record(&fire).await;
         assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Lost, Some("the guard was lost")));
         assert!(is_gone(pid), "its leftovers end before its record is written");
         assert!(session_members(guard).unwrap().is_empty());
+        match Delegated::find() {
+            Ok(_) => assert!(is_gone(escaped), "nor does what left the session live on"),
+            Err(why) => {
+                println!("not shown: {why}");
+                kill(Pid::from_raw(escaped), Signal::SIGKILL).unwrap();
+            }
+        }
         node.stop(&fleet).await;
     }
 }

@@ -100,6 +100,33 @@ async fn values_that_are_to_be_redacted_are_not_in_the_output() {
 }
 
 #[tokio::test]
+async fn a_line_without_end_takes_no_memory_though_its_time_and_its_secrets_are_looked_for() {
+    const BOUND: u64 = 30 << 10;
+    let runs = Runs::new();
+    let (full, go) = (runs.path("full"), runs.path("go"));
+    let floods = format!(
+        "head -c 100000000 /dev/zero | tr '\\0' h; touch {}; until [ -e {} ]; do sleep 0.05; done",
+        full.display(),
+        go.display()
+    );
+    let mut spec = Spec { redact: ["PASSWORD".to_owned()].into(), timestamps: true, ..shell(&floods) };
+    spec.env.insert("PASSWORD".to_owned(), "hunter2".to_owned());
+    let mut run = runs.start(&spec).await;
+    wait_for("the output to be written", || full.exists().then_some(())).await;
+    let status = fs::read_to_string(format!("/proc/{}/status", run.guard_pid())).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let peak: u64 = peak.trim().trim_end_matches(" kB").parse().unwrap();
+    assert!(peak < BOUND, "the guard needed {peak} KiB");
+    fs::write(&go, "").unwrap();
+    let ended = run.ended().await;
+    // The line's time comes before it.
+    assert_eq!(
+        (end(&ended).0, ended.output_bytes),
+        (Some(0), 100_000_000 + "2026-11-30T02:00:00.000Z ".len() as u64)
+    );
+}
+
+#[tokio::test]
 async fn a_full_disk_neither_stops_the_command_nor_loses_how_it_ended() {
     if !nix::unistd::geteuid().is_root() {
         println!("not shown: this needs root");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
         println!("not shown: this needs root");

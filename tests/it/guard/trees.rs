@@ -17,7 +17,7 @@ fn terminated() -> (Option<i32>, Option<String>) {
 
 #[tokio::test]
 async fn a_stop_reaches_all_that_the_command_started_however_it_hid() {
-    for (hiding, processes) in [
+    for (runs, (hiding, processes)) in [
         ("SLEEPER & SLEEPER & wait", 2),
         // Another session, another group.
         ("setsid SLEEPER & sleep 300", 1),
@@ -25,8 +25,10 @@ async fn a_stop_reaches_all_that_the_command_started_however_it_hid() {
         // A parent that is gone: twice forked, in a session of its own.
         ("(setsid SLEEPER &) & sleep 300", 1),
         ("setsid sh -c '(setsid SLEEPER2 &) & sleep 0.01' & sleep 300", 1),
-    ] {
-        let runs = Runs::new();
+    ]
+    .into_iter()
+    .flat_map(|hidden| Runs::both_ways().into_iter().map(move |runs| (runs, hidden)))
+    {
         let script = runs.path("sleeper");
         fs::write(&script, format!("echo $$ >> {}\nexec sleep 300\n", runs.path("pids").display())).unwrap();
         let sleeper = format!("sh {}", script.display());
@@ -45,35 +47,37 @@ async fn a_stop_reaches_all_that_the_command_started_however_it_hid() {
 
 #[tokio::test]
 async fn what_does_not_heed_term_is_killed_after_a_while_wherever_it_is() {
-    let runs = Runs::new();
-    // Only a grandchild in a session of its own is deaf: the run goes on until that one is gone.
-    let deaf = format!(
-        "setsid sh -c 'trap \"\" TERM; echo $$ >> {}; while :; do sleep 300; done' & sleep 300",
-        runs.path("pids").display()
-    );
-    let mut run = runs.start(&Spec { kill_after: 300, ..shell(&deaf) }).await;
-    let pids = runs.pids("pids", 1).await;
-    let ended = run.cancel().await;
-    // The command itself did heed it.
-    assert_eq!((ended.how, end(&ended)), (How::Cancelled, terminated()));
-    assert!(!lives(pids[0]));
-    // The command is deaf as well.
-    let deaf = "trap '' TERM; while :; do sleep 300; done";
-    let (_, ended) = runs.run(&Spec { timeout: Some(300), kill_after: 300, ..shell(deaf) }).await;
-    assert_eq!((ended.how, end(&ended)), (How::TimedOut, killed()));
+    for runs in Runs::both_ways() {
+        // Only a grandchild in a session of its own is deaf: the run goes on until that one is gone.
+        let deaf = format!(
+            "setsid sh -c 'trap \"\" TERM; echo $$ >> {}; while :; do sleep 300; done' & sleep 300",
+            runs.path("pids").display()
+        );
+        let mut run = runs.start(&Spec { kill_after: 300, ..shell(&deaf) }).await;
+        let pids = runs.pids("pids", 1).await;
+        let ended = run.cancel().await;
+        // The command itself did heed it.
+        assert_eq!((ended.how, end(&ended)), (How::Cancelled, terminated()));
+        assert!(!lives(pids[0]));
+        // The command is deaf as well.
+        let deaf = "trap '' TERM; while :; do sleep 300; done";
+        let (_, ended) = runs.run(&Spec { timeout: Some(300), kill_after: 300, ..shell(deaf) }).await;
+        assert_eq!((ended.how, end(&ended)), (How::TimedOut, killed()));
+    }
 }
 
 #[tokio::test]
 async fn a_command_that_is_told_to_end_at_once_ends_with_all_its_children() {
-    let runs = Runs::new();
-    let command = format!("trap '' TERM; {} & wait", sleeper(&runs, "setsid"));
-    let mut run = runs.start(&shell(&command)).await;
-    let pids = runs.pids("pids", 1).await;
-    run.ask(&Request::Kill { reason: "now".to_owned() }).await;
-    let ended = run.ended().await;
-    assert_eq!((ended.how, end(&ended)), (How::Cancelled, killed()));
-    assert_eq!(ended.reason.as_deref(), Some("now"));
-    assert!(!lives(pids[0]));
+    for runs in Runs::both_ways() {
+        let command = format!("trap '' TERM; {} & wait", sleeper(&runs, "setsid"));
+        let mut run = runs.start(&shell(&command)).await;
+        let pids = runs.pids("pids", 1).await;
+        run.ask(&Request::Kill { reason: "now".to_owned() }).await;
+        let ended = run.ended().await;
+        assert_eq!((ended.how, end(&ended)), (How::Cancelled, killed()));
+        assert_eq!(ended.reason.as_deref(), Some("now"));
+        assert!(!lives(pids[0]));
+    }
 }
 
 #[tokio::test]
@@ -90,27 +94,30 @@ async fn a_stopped_command_can_still_be_stopped() {
 
 #[tokio::test]
 async fn two_thousand_children_and_those_who_fork_on_are_all_ended() {
-    let runs = Runs::new();
-    let path = runs.path("ready");
-    let many = format!(
-        "i=0; while [ $i -lt 2000 ]; do sleep 300 & i=$((i+1)); done; touch {}; wait",
-        path.display()
-    );
-    let mut run = runs.start(&Spec { kill_after: 100, ..shell(&many) }).await;
-    wait_for("its children", || path.exists().then_some(())).await;
-    let ended = run.cancel().await;
-    assert_eq!((ended.how, end(&ended)), (How::Cancelled, terminated()));
-    assert_eq!(session_members(run.guard_pid()).unwrap().len(), 0);
-    // Ever new ones, each in a session of its own, none of which heeds TERM.
-    let script = runs.path("spreads");
-    let spreads = format!("trap '' TERM\nsleep 0.01\nsetsid sh {} &\n", script.display());
-    fs::write(&script, spreads).unwrap();
-    let command = format!("trap '' TERM; for i in 1 2 3 4 5; do sh {} & done; sleep 300", script.display());
-    let mut run = runs.start(&Spec { kill_after: 100, ..shell(&command) }).await;
-    let ended = run.cancel().await;
-    assert_eq!(ended.how, How::Cancelled);
-    let left = std::process::Command::new("pgrep").args(["-f", script.to_str().unwrap()]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    for runs in Runs::both_ways() {
+        let path = runs.path("ready");
+        let many = format!(
+            "i=0; while [ $i -lt 2000 ]; do sleep 300 & i=$((i+1)); done; touch {}; wait",
+            path.display()
+        );
+        let mut run = runs.start(&Spec { kill_after: 100, ..shell(&many) }).await;
+        wait_for("its children", || path.exists().then_some(())).await;
+        let ended = run.cancel().await;
+        assert_eq!((ended.how, end(&ended)), (How::Cancelled, terminated()));
+        assert_eq!(session_members(run.guard_pid()).unwrap().len(), 0);
+        // Ever new ones, each in a session of its own, none of which heeds TERM.
+        let script = runs.path("spreads");
+        let spreads = format!("trap '' TERM\nsleep 0.01\nsetsid sh {} &\n", script.display());
+        fs::write(&script, spreads).unwrap();
+        let command =
+            format!("trap '' TERM; for i in 1 2 3 4 5; do sh {} & done; sleep 300", script.display());
+        let mut run = runs.start(&Spec { kill_after: 100, ..shell(&command) }).await;
+        let ended = run.cancel().await;
+        assert_eq!(ended.how, How::Cancelled);
+        let left =
+            std::process::Command::new("pgrep").args(["-f", script.to_str().unwrap()]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&left.stdout), "");
+    }
 }
 
 #[tokio::test]
@@ -139,18 +146,19 @@ async fn what_a_command_leaves_behind_lives_on_and_can_go_on_writing() {
 
 #[tokio::test]
 async fn what_a_command_leaves_behind_ends_with_it_where_the_job_wants_that() {
-    let runs = Runs::new();
-    for (number, how) in ["", "setsid", "trap '' TERM; setsid"].into_iter().enumerate() {
-        let leaves = format!(
-            "{} & until [ $(cat {} 2>/dev/null | wc -l) -gt {number} ]; do sleep 0.02; done; exit 5",
-            sleeper(&runs, how),
-            runs.path("pids").display()
-        );
-        let spec = Spec { kill_leftovers: true, kill_after: 300, ..shell(&leaves) };
-        let (_, ended) = runs.run(&spec).await;
-        assert_eq!((ended.how, end(&ended)), (How::Exited, (Some(5), None)), "{how}");
-        let pids = runs.pids("pids", number + 1).await;
-        assert!(!lives(pids[number]), "{how}");
+    for runs in Runs::both_ways() {
+        for (number, how) in ["", "setsid", "trap '' TERM; setsid"].into_iter().enumerate() {
+            let leaves = format!(
+                "{} & until [ $(cat {} 2>/dev/null | wc -l) -gt {number} ]; do sleep 0.02; done; exit 5",
+                sleeper(&runs, how),
+                runs.path("pids").display()
+            );
+            let spec = Spec { kill_leftovers: true, kill_after: 300, ..shell(&leaves) };
+            let (_, ended) = runs.run(&spec).await;
+            assert_eq!((ended.how, end(&ended)), (How::Exited, (Some(5), None)), "{how}");
+            let pids = runs.pids("pids", number + 1).await;
+            assert!(!lives(pids[number]), "{how}");
+        }
     }
 }
 
@@ -201,6 +209,40 @@ async fn every_exit_code_and_every_signal_is_told_as_it_was() {
         if !harmless.contains(&signal) {
             let (_, ended) = runs.run(&shell(&format!("kill -{} $$", signal as i32))).await;
             assert_eq!(ended.signal, Some(signal as i32), "{signal}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn signals_without_a_name_are_told_by_their_numbers() {
+    let runs = Runs::new();
+    for signal in libc::SIGRTMIN()..=libc::SIGRTMAX() {
+        let (_, ended) = runs.run(&shell(&format!("kill -{signal} $$"))).await;
+        assert_eq!((ended.exit_code, ended.signal), (None, Some(signal)), "{ended:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_is_killed_from_outside_or_dumps_core_has_its_signal_and_nothing_is_left_over() {
+    for runs in Runs::both_ways() {
+        let mut run = runs.start(&shell(&sleeper(&runs, "exec"))).await;
+        let pid = runs.pids("pids", 1).await[0];
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        let ended = run.ended().await;
+        assert_eq!((ended.how, end(&ended)), (How::Exited, killed()));
+        // With and without room for the dump: where that goes is the machine's affair.
+        for core in [0, 1 << 30] {
+            let limits = BTreeMap::from([("core".to_owned(), Some(core))]);
+            let workdir = runs.path("").display().to_string();
+            let spec = Spec { limits, workdir, ..shell("kill -SEGV $$") };
+            let (run, ended) = runs.run(&spec).await;
+            if ended.how == How::CouldNotStart {
+                println!("not shown: {ended:?}");
+                continue;
+            }
+            assert_eq!((ended.how, end(&ended)), (How::Exited, (None, Some("SEGV".to_owned()))));
+            assert_eq!(session_members(run.guard_pid()).unwrap(), []);
+            assert!(run.cgroup().is_none_or(|cgroup| !cgroup.exists()));
         }
     }
 }
