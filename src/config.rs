@@ -396,7 +396,7 @@ mod tests {
         check_refused(settings("node = 'localhost'").node(None), "/etc/f/f.toml:1:8: node: \"localhost\"");
         check_refused(settings("[labels]\nnode = 'x'").labels(&[]), "/etc/f/f.toml:2:8: the label \"node\"");
         check_refused(settings("slots = 0").slots(None), "/etc/f/f.toml:1:9: slots");
-        check_refused(settings("stop_hold = 'soon'").stop_hold(None), "/etc/f/f.toml:1:17: stop_hold");
+        check_refused(settings("stop_hold = 'soon'").stop_hold(None), "/etc/f/f.toml:1:13: stop_hold");
     }
 
     #[test]

@@ -184,7 +184,6 @@ enum Fresh {
 /// may be somebody else's by now.
 async fn still_fresh(place: &Place, standing: &mut Standing, claim: &Claim) -> Result<Fresh, StoreError> {
     let in_touch = claim.in_touch();
-    fail_point!("run.registration");
     let losses = standing.registration().await.losses();
     let age = place.clock.since_boot().saturating_sub(in_touch.at);
     if in_touch.losses == losses && age < STALE {

@@ -39,7 +39,6 @@ pub async fn verify(
     let key = keys::lock(fire);
     let mut pause = PAUSE;
     loop {
-        fail_point!("verify.registration");
         let registration = standing.registration().await;
         let in_touch = InTouch { at: clock.since_boot(), losses: registration.losses() };
         let read = Txn::when(registration.compares())

@@ -61,7 +61,6 @@ pub(super) async fn give_back(
     let form = claim.lock().waiting(&past);
     let mut pause = FIRST_PAUSE;
     loop {
-        fail_point!("again.give_back");
         match race::rewrite(&place.together, claim, form.clone(), None).await {
             Ok(true) => {
                 info!(job = %record.fire.job, fire = %record.fire.id, attempt = past.attempt,

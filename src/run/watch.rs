@@ -121,7 +121,6 @@ impl Watch<'_> {
                         Ok(Verified::Lost) => {
                             let fire = self.claim.fire();
                             warn!(job = %fire.job, fire = %fire.id, "no longer this node's, stopping it at once");
-                            fail_point!("run.fenced_kill");
                             guard.ask(&Request::Kill { reason: "the lock was lost".to_owned() }).await;
                         }
                         // The next contact asks again; until then the guard goes by the last one.
@@ -154,7 +153,6 @@ impl Watch<'_> {
 
     async fn pass_on(&self, guard: &mut Guard, in_touch: InTouch) {
         if let Some(hold) = self.hold() {
-            fail_point!("run.keep");
             guard.keep(contact(in_touch, hold)).await;
         }
     }
@@ -167,7 +165,6 @@ impl Watch<'_> {
             return;
         }
         let form = self.claim.lock().with_hold(in_force, self.claim.token());
-        fail_point!("run.lower.registration");
         let registration = self.standing.registration().await;
         fail_point!("run.lower");
         // If it cannot be done now, the answer to the next contact comes here again.
@@ -209,7 +206,6 @@ impl Watch<'_> {
         }
         let newest = self.standing.in_touch();
         let at = if newest.losses == shown.losses { newest } else { shown };
-        fail_point!("run.part.keep");
         guard.keep(contact(at, longer)).await;
         let answered = async {
             loop {
@@ -221,7 +217,6 @@ impl Watch<'_> {
                 }
             }
         };
-        fail_point!("run.part.answer");
         let ended = timeout(ANSWER, answered).await.ok().flatten();
         if ended.is_none() {
             info!(job = %fire.job, fire = %fire.id, hold = ?Duration::from_millis(longer),
@@ -259,7 +254,6 @@ impl Watch<'_> {
                     });
                 }
             }
-            fail_point!("run.find");
             sleep(pause).await;
             pause = (pause * 2).min(LAST_LOOK);
             if let Ok(guard) = Guard::connect(self.folder).await {

@@ -28,7 +28,7 @@ use fleetcron::job::JobName;
 use fleetcron::jobfile::{self, SourceFile};
 use fleetcron::record::{Outcome, Record};
 use fleetcron::schedule::Timestamp;
-use fleetcron::store::values::{self, Definition, Presence, Request};
+use fleetcron::store::values::{self, Definition, Lock, Presence, Request};
 use fleetcron::store::{Access, Address, Listing, Op, Store, Txn, keys};
 use fleetcron::sync::{self, Wanted};
 use nix::sys::signal::{Signal, kill};
@@ -116,7 +116,13 @@ impl Fleet {
     /// A command that leaves a line in the marker file and then goes on with `more`.
     pub fn marking(&self, more: &str) -> String {
         let marks = self.marks_path();
-        format!("echo $FLEETCRON_JOB $FLEETCRON_FIRE $FLEETCRON_ATTEMPT >> {}; {more}", marks.display())
+        let tokens = self.path("tokens");
+        format!(
+            "echo $FLEETCRON_JOB $FLEETCRON_FIRE $FLEETCRON_ATTEMPT >> {}; \
+             echo $FLEETCRON_FIRE $FLEETCRON_FENCING_TOKEN >> {}; {more}",
+            marks.display(),
+            tokens.display()
+        )
     }
 
     /// A node that is not started yet. Its state folder is that of the node of this name.
@@ -210,6 +216,19 @@ impl Fleet {
         Some(values::decode(&entry.key, &entry.value).unwrap())
     }
 
+    /// The lock of a fire, if there is one.
+    pub async fn lock(&self, fire: &Fire) -> Option<Lock> {
+        let entry = self.store.get(&keys::lock(fire)).await.ok()??;
+        Some(values::decode(&entry.key, &entry.value).unwrap())
+    }
+
+    /// The fencing token that the first command of a fire was told: see [`Fleet::marking`].
+    pub fn token(&self, fire: &Fire) -> Option<i64> {
+        let text = fs::read_to_string(self.path("tokens")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("{} ", fire.id)))?;
+        line.parse().ok()
+    }
+
     /// The lines of the marker file: job, fire and attempt of each start.
     pub fn marks(&self) -> Vec<(String, String, u32)> {
         let text = fs::read_to_string(self.marks_path()).unwrap_or_default();
@@ -244,10 +263,15 @@ impl Fleet {
         let records = self.records().await;
         let marks = self.marks();
         let marked: BTreeSet<_> = marks.iter().map(|(job, fire, _)| (job.clone(), fire.clone())).collect();
-        assert_eq!(marked.len(), marks.len(), "a fire started twice: {:?}\n{}", twice(&marks), self.logs());
+        // Each attempt is one start.
+        let starts: BTreeSet<_> = marks.iter().collect();
+        assert_eq!(starts.len(), marks.len(), "a fire started twice: {:?}\n{}", twice(&marks), self.logs());
         let started: BTreeSet<_> = records
             .iter()
-            .filter(|record| record.run.as_ref().is_some_and(|run| run.started_at.is_some()))
+            .filter(|record| {
+                let started = record.run.as_ref().is_some_and(|run| run.started_at.is_some());
+                started || record.past.iter().any(|past| past.started_at.is_some())
+            })
             .map(|record| (record.fire.job.to_string(), record.fire.id.to_string()))
             .collect();
         let odd: Vec<_> = marked.symmetric_difference(&started).collect();
@@ -321,7 +345,7 @@ impl std::fmt::Display for Books {
 
 fn twice(marks: &[(String, String, u32)]) -> Vec<&(String, String, u32)> {
     let mut seen = BTreeSet::new();
-    marks.iter().filter(|(job, fire, _)| !seen.insert((job, fire))).collect()
+    marks.iter().filter(|mark| !seen.insert(*mark)).collect()
 }
 
 pub fn name(job: &str) -> JobName {
@@ -350,6 +374,11 @@ impl Setup<'_> {
     /// Sets its clock: `-5s`, `+5s`.
     pub fn clock(mut self, text: &str) -> Self {
         self.environment.push((TEST_CLOCK, text.to_owned()));
+        self
+    }
+
+    pub fn environment(mut self, name: &'static str, value: &str) -> Self {
+        self.environment.push((name, value.to_owned()));
         self
     }
 

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use fleetcron::record::{RunFacts, Writer};
-use fleetcron::store::values::Lock;
+
 use rusqlite::Connection;
 use tokio::task::JoinSet;
 
@@ -35,6 +35,8 @@ enum Before {
     KilledInRun,
     /// The same, and the command has ended since.
     KilledAndEnded,
+    /// The same, but the daemon was stopped in order while the command ran.
+    StoppedInRun,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,8 +57,10 @@ enum Act {
     Freeze,
     Thaw,
     Terminate,
-    /// Waits until it is leaving, and waits for what runs.
-    AwaitLeave,
+    /// Waits until it has a new lease.
+    AwaitRegistered,
+    /// Ends the guard, and the command with it.
+    KillGuard,
     /// Somebody else closes the fire.
     CloseByOther,
 }
@@ -88,26 +92,39 @@ const DRIVES: &[Drive] = &[
     drive("unrun.status", Asked, &[], &[AwaitStart, Ask]),
     drive("unrun.send", Asked, &[], &[AwaitStart, Ask]),
     drive("unrun.pause", Asked, &["unrun.send"], &[AwaitStart, Ask, AwaitWait, LockFile, GoOn]),
-    drive("verify.read", Asked, &[], &[AwaitStart, LoseLease]),
+    drive("register.look", Asked, &[], &[AwaitStart]),
+    drive("verify.read", KilledInRun, &[], &[]),
+    drive("verify.fence", KilledInRun, &["verify.read"], &[AwaitWait, LoseLease, GoOn]),
+    drive("verify.pause", KilledInRun, &["verify.read"], &[AwaitWait, LockFile, GoOn]),
+    drive("rewrite.send", Asked, &[], &[AwaitStart, Terminate]),
     drive("run.begin", Scheduled, &[], &[]),
     drive("run.spawn", Scheduled, &[], &[]),
     drive("run.hear", Scheduled, &[], &[]),
-    drive("run.order", Asked, &[], &[AwaitStart, Terminate, AwaitLeave, Terminate]),
+    drive("run.verify", Asked, &["run.begin"], &[AwaitWait, LoseLease, AwaitRegistered, GoOn]),
+    drive("run.order", Asked, &[], &[AwaitStart, Terminate]),
+    drive("run.part", Asked, &[], &[AwaitStart, Terminate]),
+    drive("run.part.pause", Asked, &["run.part"], &[AwaitStart, Terminate, AwaitWait, LockFile, GoOn]),
+    drive("run.lower", StoppedInRun, &[], &[]),
+    drive("run.give_back", Asked, &[], &[AwaitStart, KillGuard]),
+    drive("run.fenced", Asked, &["run.give_back"], &[AwaitStart, KillGuard, AwaitWait, CloseByOther, GoOn]),
+    drive("run.again", Asked, &[], &[AwaitStart, KillGuard]),
     drive("run.reap", Scheduled, &[], &[]),
     drive("run.finish", Scheduled, &[], &[]),
     drive("finish.status", Scheduled, &[], &[]),
     drive("finish.send", Scheduled, &[], &[]),
     drive("finish.pause", Asked, &["finish.send"], &[AwaitWait, LockFile, GoOn]),
     drive("finish.late", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("late.look", KilledAndEnded, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("orphan.end", KilledInRun, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("orphan.late", KilledAndEnded, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
     drive("late.send", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
     drive("back.connect", KilledInRun, &[], &[]),
     drive("back.watch", KilledInRun, &[], &[]),
     drive("back.close", KilledAndEnded, &[], &[]),
-    drive("back.fresh", DiedAt("run.begin"), &[], &[]),
     drive("back.again", DiedAt("run.spawn"), &[], &[]),
-    drive("back.claim", DiedAt("run.begin"), &[], &[]),
     drive("back.run", DiedAt("run.spawn"), &[], &[]),
-    drive("back.unstarted", DiedAtAndRemoved("run.begin"), &[], &[]),
+    drive("again.begin", DiedAt("run.begin"), &[], &[]),
+    drive("again.finish", DiedAtAndRemoved("run.begin"), &[], &[]),
     drive("again.registration", DiedAt("run.begin"), &[], &[]),
     drive("again.send", DiedAt("run.spawn"), &[], &[]),
     drive("again.fence", DiedAt("run.begin"), &["again.send"], &[AwaitWait, LoseLease, GoOn]),
@@ -184,18 +201,32 @@ fn sources(folder: &str) -> BTreeMap<String, String> {
 /// Where the code waits without a point of its own, and why that is as good.
 const WAITS_WITHOUT: &[(&str, &str)] = &[
     ("if self.current.changed().await.is_err() {", "waits for the registration's owner, who has points"),
+    ("if self.in_touch.changed().await.is_err() {", "the same"),
     ("std::future::pending::<()>().await;", "the node is leaving, and nothing comes after"),
     (
         "let sent = self.asks.send(Ask::Fence { from: old.epoch, done }).await;",
-        "claim.fence, claim.settle and again.fence are right before the call",
+        "claim.fence, claim.settle, again.fence and verify.fence are right before the call",
     ),
     ("if sent.is_err() || fenced.await.is_err() {", "waits for the owner, whose first step is register.read"),
     ("let _ = self.asks.send(Ask::Files(files)).await;", "no claim depends on what is shown"),
     ("let registration = owner.register().await?;", "its first step is register.read"),
-    ("registration = self.register().await?;", "its first step is register.read"),
+    ("let registration = self.register().await?;", "its first step is register.read"),
+    ("let registration = self.register_again(tell).await?;", "its first step is register.read"),
+    ("registration = self.register_again(&tell).await?;", "its first step is register.read"),
+    (
+        "Sight::Gone => registration = self.register_after_loss(&tell).await?,",
+        "its first step is register.read",
+    ),
+    ("Err(StoreError::LeaseGone) => registration = self.register_after_loss(&tell).await?,", "the same"),
     ("match self.try_register(&mut taken_since).await {", "its first step is register.read"),
-    ("Wake::Renew => match self.renew(&registration).await {", "its first step is register.renew"),
-    ("let ended = watch_over(&folder, guard, orders).await;", "its first step is run.order or run.hear"),
+    ("match self.renew(&registration).await {", "its first step is register.renew"),
+    (
+        "looked = async { look.as_mut().expect(\"there is one\").await }, if look.is_some() => Wake::Looked(looked),",
+        "begins with register.look",
+    ),
+    ("let registration = standing.registration().await;", "waits for the owner"),
+    ("let registration = self.standing.registration().await;", "waits for the owner"),
+    ("let losses = standing.registration().await.losses();", "waits for the owner"),
     (
         "pause_before_deciding(together.store(), fire, error, &mut told).await?;",
         "its only wait is after unrun.pause",
@@ -205,14 +236,47 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
         "it only asks the user database, and run.begin comes with nothing done in between",
     ),
     ("let looked_up = tokio::task::spawn_blocking(refuses).await;", "the same"),
-    ("Heard::Gone => break gone(folder).await,", "it only looks at the disk, and run.reap comes after it"),
-    ("tokio::time::sleep(Duration::from_millis(20)).await;", "between two of those looks"),
-    ("Err(_) => super::gone(folder).await,", "the same, and back.close comes after it"),
-    ("return close(place, me, claim, None, end, &spec).await;", "its first wait is after run.finish"),
-    ("close(place, me, claim, folder, ended, &spec).await", "its first wait is after run.finish"),
+    ("match attempt(place, standing, claim, job, &mut orders).await? {", "its first point is run.begin"),
+    (
+        "return close::close(place, standing, claim, None, end, &spec::no_spec()).await;",
+        "begins with run.finish",
+    ),
+    (
+        "close::close(place, standing, claim, folder, ended, &spec).await",
+        "begins with run.give_back or run.finish",
+    ),
+    ("let watched = watch.to_the_end(guard, orders).await;", "its first step is run.order or run.hear"),
+    ("self.pass_on(&mut guard, contact).await;", "speaks to the guard, which answers for itself"),
+    ("guard.keep(contact(in_touch, hold)).await;", "the same"),
+    ("guard.keep(contact(at, longer)).await;", "the same"),
+    ("let ended = timeout(ANSWER, answered).await.ok().flatten();", "the same"),
+    ("match guard.hear().await {", "the same"),
+    ("guard.ask(&Request::Kill { reason: \"the lock was lost\".to_owned() }).await;", "the same"),
+    ("Event::Heard(Heard::Holds(holds)) => self.lower(holds.hold).await,", "its only write is run.lower"),
+    ("Event::Heard(Heard::Gone) => match self.find_again().await {", "it only looks at the disk"),
+    ("Err(_) => watch.find_again().await,", "the same"),
+    ("sleep(pause).await;", "between two of those looks"),
+    ("if let Ok(guard) = Guard::connect(self.folder).await {", "the same"),
+    (
+        "guard.ask(&Request::Kill { reason: \"no lock allows it any more\".to_owned() }).await;",
+        "after orphan.end",
+    ),
+    ("let mut guard = Guard::connect(folder).await?;", "after orphan.end"),
+    ("match race::rewrite(&place.together, claim, form.clone(), None).await {", "begins with rewrite.send"),
+    ("match race::rewrite(&self.place.together, self.claim, form.clone(), None).await {", "the same"),
+    (
+        "Err(error) => wait_or_give_up(&place.store, record, error, &mut pause).await?,",
+        "its only wait is after finish.pause",
+    ),
+    ("Err(error) => wait_or_give_up(store, record, error, &mut pause).await?,", "the same"),
     (
         "Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,",
         "its only wait is after finish.pause",
+    ),
+    ("keep_late(store, &record).await?;", "begins with late.look"),
+    (
+        "LockState::Held => see_to(place, standing, found, &mut orders).await?,",
+        "its ways begin with back.connect or back.close",
     ),
 ];
 
@@ -284,10 +348,13 @@ impl World {
                 node.wait_for_death(fleet).await;
                 node
             }
-            KilledInRun | KilledAndEnded => {
+            KilledInRun | KilledAndEnded | StoppedInRun => {
                 let mut node = fleet.node("a").start();
                 self.await_start().await;
-                node.kill();
+                match before {
+                    StoppedInRun => node.stop(fleet).await,
+                    _ => node.kill(),
+                }
                 node
             }
         };
@@ -301,7 +368,7 @@ impl World {
     }
 
     fn jobs(&self) -> String {
-        let command = quoted(&self.fleet.marking("exec sleep 2"));
+        let command = quoted(&self.fleet.marking("exec sleep 3"));
         format!("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\n")
     }
 
@@ -332,7 +399,11 @@ impl World {
             Freeze => fleet.etcd().freeze(),
             Thaw => fleet.etcd().thaw(),
             Terminate => node.signal(Signal::SIGTERM),
-            AwaitLeave => node.wait_until_it_says(fleet, "waiting for what runs").await,
+            AwaitRegistered => node.wait_until_it_says(fleet, "registered again").await,
+            KillGuard => {
+                let [guard] = node.guards()[..] else { panic!("one guard, please") };
+                kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
+            }
             CloseByOther => close_by_other(fleet).await,
         }
     }

@@ -2,6 +2,10 @@
 
 use fleetcron::cgroup::Delegated;
 
+use std::os::unix::fs::PermissionsExt;
+
+use fleetcron::store::values::LockState;
+
 use super::*;
 
 /// A fleet with a job `once` that leaves its mark and then does `more`; the command's pid is in the file `pid`.
@@ -37,49 +41,125 @@ fn is_gone(pid: i32) -> bool {
 }
 
 #[tokio::test]
-async fn term_waits_for_what_runs_records_it_and_gives_the_lease_back() {
+async fn term_touches_no_command_and_the_next_daemon_takes_it_back() {
     for fleet in each_store().await {
-        let fleet = with_job(fleet, "sleep 2; exit 5", "").await;
+        let release = fleet.path("release");
+        let more = format!("until [ -e {} ]; do sleep 0.1; done; exit 5", release.display());
+        let fleet = with_job(fleet, &more, "").await;
         let mut node = fleet.node("a").ready().await;
-        let (fire, _) = running(&fleet).await;
-        let later = fleet.ask("once").await;
-        fleet.wait_for_record(&later).await;
+        let (fire, pid) = running(&fleet).await;
         node.stop(&fleet).await;
+        assert!(fleet.presence("a").await.is_none(), "its key goes with it");
+        assert!(!is_gone(pid), "the command does not notice");
+        assert_eq!(hold_of(&fleet, &fire).await, Some(900_000), "it may go on for a quarter of an hour");
+        let mut next = fleet.node("a").ready().await;
+        fleet
+            .wait_until("the hold to be the job's again", async || {
+                hold_of(&fleet, &fire).await == Some(60_000)
+            })
+            .await;
+        assert!(!is_gone(pid));
+        fs::write(&release, "").unwrap();
         let record = fleet.wait_for_record(&fire).await;
         assert_eq!((record.outcome, run(&record).exit_code), (Outcome::Failed, Some(5)));
-        assert!(fleet.presence("a").await.is_none(), "its key goes with it");
+        let token = fleet.token(&fire);
+        assert_eq!(Some(run(&record).fencing_token), token, "the one that the command was told");
+        next.stop(&fleet).await;
         fleet.check_books(Gaps::Allowed).await;
     }
 }
 
 #[tokio::test]
-async fn what_runs_beyond_the_drain_timeout_is_cancelled() {
-    let fleet = with_job(Fleet::on_sqlite().await, "exec sleep 300", "").await;
-    let mut node = fleet.node("a").with(&["--drain-timeout", "1s"]).ready().await;
-    let (fire, pid) = running(&fleet).await;
-    node.stop(&fleet).await;
-    let record = fleet.wait_for_record(&fire).await;
-    assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Cancelled, Some("shutdown")));
-    assert_eq!(run(&record).signal, Some(15));
-    assert!(is_gone(pid));
+async fn stopped_for_longer_than_the_hold_a_node_finds_its_commands_untouched() {
+    for fleet in each_store().await {
+        let release = fleet.path("release");
+        let more = format!("until [ -e {} ]; do sleep 0.1; done", release.display());
+        let fleet = with_job(fleet, &more, "hold = '6s'\nkill_after = '1s'").await;
+        let mut node = fleet.node("a").ready().await;
+        let (fire, pid) = running(&fleet).await;
+        node.stop(&fleet).await;
+        let stopped = Instant::now();
+        fleet.wait_until("the hold to pass", async || stopped.elapsed() > Duration::from_secs(8)).await;
+        assert!(!is_gone(pid));
+        let mut next = fleet.node("a").ready().await;
+        next.wait_until_it_says(&fleet, "taken back").await;
+        fs::write(&release, "").unwrap();
+        assert_eq!(fleet.wait_for_record(&fire).await.outcome, Outcome::Succeeded);
+        next.stop(&fleet).await;
+    }
 }
 
 #[tokio::test]
-async fn a_second_term_hurries_and_a_third_insists() {
-    let fleet = with_job(Fleet::on_sqlite().await, "trap '' TERM; while :; do sleep 1; done", "").await;
+async fn what_ends_while_no_daemon_is_there_is_recorded_as_it_ended() {
+    for fleet in each_store().await {
+        let release = fleet.path("release");
+        let more = format!("until [ -e {} ]; do sleep 0.1; done; exit 9", release.display());
+        let fleet = with_job(fleet, &more, "").await;
+        let mut node = fleet.node("a").ready().await;
+        let (fire, pid) = running(&fleet).await;
+        node.stop(&fleet).await;
+        fs::write(&release, "").unwrap();
+        fleet.wait_until("the command to end", async || is_gone(pid)).await;
+        let mut next = fleet.node("a").ready().await;
+        let record = fleet.wait_for_record(&fire).await;
+        assert_eq!((run(&record).exit_code, run(&record).attempt), (Some(9), 1));
+        next.stop(&fleet).await;
+    }
+}
+
+#[tokio::test]
+async fn a_machine_that_goes_down_stops_its_commands_and_hands_them_back() {
+    for fleet in each_store().await {
+        let fleet = with_job(fleet, "trap 'exit 3' TERM; while :; do sleep 0.1; done", "").await;
+        // Stands in for the one of systemd.
+        let bin = fleet.path("bin");
+        fs::create_dir(&bin).unwrap();
+        fs::write(bin.join("systemctl"), "#!/bin/sh\necho stopping\nexit 1\n").unwrap();
+        fs::set_permissions(bin.join("systemctl"), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let mut node = fleet.node("a").environment("PATH", &path).ready().await;
+        let (fire, pid) = running(&fleet).await;
+        node.stop(&fleet).await;
+        assert!(is_gone(pid), "it is gone before its node is");
+        let lock = fleet.lock(&fire).await.expect("handed back, not deleted");
+        assert_eq!((lock.state, lock.hold), (LockState::Waiting, Some(0)));
+        let past = &lock.past()[0];
+        assert_eq!((past.outcome, past.reason.as_deref()), (Outcome::Lost, Some("shutdown")));
+        // The next start runs it again.
+        fleet.sync("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = 'exit 0'\n").await;
+        let mut next = fleet.node("a").ready().await;
+        let record = fleet.wait_for_record(&fire).await;
+        assert_eq!((record.outcome, run(&record).attempt), (Outcome::Succeeded, 2));
+        assert_eq!(record.past.len(), 1);
+        assert_eq!((record.past[0].exit_code, record.past[0].signal), (Some(3), None));
+        next.stop(&fleet).await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_term_does_not_wait_for_the_store() {
+    let mut fleet = with_job(Fleet::on_etcd(Version::V36).await, "exec sleep 300", "").await;
     let mut node = fleet.node("a").ready().await;
-    let (fire, pid) = running(&fleet).await;
+    let (_, pid) = running(&fleet).await;
+    fleet.etcd().freeze();
     node.signal(Signal::SIGTERM);
-    node.wait_until_it_says(&fleet, "waiting for what runs").await;
-    node.signal(Signal::SIGINT);
-    node.wait_until_it_says(&fleet, "Cancel").await;
-    assert!(!is_gone(pid), "it does not heed TERM");
+    node.wait_until_it_says(&fleet, "goes on without this daemon").await;
     node.signal(Signal::SIGTERM);
+    node.wait_until_it_says(&fleet, "not everything could be written").await;
+    assert!(!is_gone(pid), "the command goes on for as long as its lock says");
+    fleet.etcd().thaw();
     assert!(node.wait_for_end(&fleet).await.success());
-    let record = fleet.wait_for_record(&fire).await;
-    assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Cancelled, Some("shutdown")));
-    assert_eq!(run(&record).signal, Some(9));
-    assert!(is_gone(pid));
+}
+
+/// It was lost with its guard once, and then succeeded.
+fn was_lost_and_run_again(record: &Record) {
+    assert_eq!((record.outcome, run(record).attempt), (Outcome::Succeeded, 2));
+    let [past] = &record.past[..] else { panic!("one attempt before: {record:?}") };
+    assert_eq!((past.outcome, past.reason.as_deref()), (Outcome::Lost, Some("the guard was lost")));
+}
+
+async fn hold_of(fleet: &Fleet, fire: &Fire) -> Option<u64> {
+    fleet.lock(fire).await.and_then(|lock| lock.hold)
 }
 
 #[tokio::test]
@@ -145,7 +225,7 @@ async fn with_its_guard_killed_too_a_run_is_lost_its_leftovers_end_and_the_next_
         fleet.sync("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = 'true'\n").await;
         let mut second = fleet.node("a").ready().await;
         let record = fleet.wait_for_record(&fire).await;
-        assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Lost, Some("the guard was lost")));
+        was_lost_and_run_again(&record);
         assert!(is_gone(pid), "its leftovers end before its record is written");
         assert!(session_members(guard).unwrap().is_empty());
         let next = fleet.ask("once").await;
@@ -160,7 +240,8 @@ async fn under_a_living_daemon_too_the_leftovers_of_a_lost_guard_end_before_the_
         // One that has left the session: only a cgroup tells whose it is.
         let escaped = fleet.path("escaped");
         let more = format!(
-            "(trap '' TERM; sleep 300) & (setsid sh -c 'echo $$ > {0}; exec sleep 300' &); \
+            "[ $FLEETCRON_ATTEMPT = 1 ] || exit 0; \
+             (trap '' TERM; sleep 300) & (setsid sh -c 'echo $$ > {0}; exec sleep 300' &); \
              until [ -s {0} ]; do sleep 0.02; done; sleep 300",
             escaped.display()
         );
@@ -176,8 +257,8 @@ async fn under_a_living_daemon_too_the_leftovers_of_a_lost_guard_end_before_the_
         let [guard] = node.guards()[..] else { panic!("one guard, please") };
         kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
         let record = fleet.wait_for_record(&fire).await;
-        assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Lost, Some("the guard was lost")));
-        assert!(is_gone(pid), "its leftovers end before its record is written");
+        was_lost_and_run_again(&record);
+        assert!(is_gone(pid), "its leftovers end before it is run again");
         assert!(session_members(guard).unwrap().is_empty());
         match Delegated::find() {
             Ok(_) => assert!(is_gone(escaped), "nor does what left the session live on"),
