@@ -160,7 +160,7 @@ async fn attempt(
                   token = claim.token(), "started");
             let shown = Some(claim.in_touch());
             let watch = Watch { place, standing, claim: &mut claim, folder: &folder, spec: &spec, shown };
-            let watched = watch.to_the_end(guard, orders).await;
+            let watched = watch.until_the_end(guard, orders).await;
             let Watched::Ended(end) = watched else { return Ok(Attempt::Parted) };
             (Some(folder), end)
         }

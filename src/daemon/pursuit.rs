@@ -65,7 +65,7 @@ impl Pursuit {
                 info!(job = %fire.job, fire = %fire.id, node = %me.name, token = claim.token(), "claimed");
                 // A daemon that is leaving does not listen any more.
                 let _ = won.try_send(fire.clone());
-                run::run(place, standing, claim, job, orders.clone()).await?;
+                run::run(place, standing, *claim, job, orders.clone()).await?;
                 Ok(Step::Done)
             }
             Raced::Decided(by) => {

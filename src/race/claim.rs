@@ -84,7 +84,7 @@ impl Claim {
 /// What became of a race.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Raced {
-    Won(Claim),
+    Won(Box<Claim>),
     /// The fire is somebody's already, and stays decided.
     Decided(Decided),
     /// Another fire of the lane holds it, under this lock at this revision.
@@ -302,28 +302,28 @@ fn judge(
     let certain = |raced| Ok(Verdict::Certain(raced));
     if reply.succeeded {
         let status = reply.got(1).first().and_then(read_status);
-        return certain(Raced::Won(Claim {
+        return certain(Raced::Won(Box::new(Claim {
             fire: fire.clone(),
             lock,
             revision: reply.revision,
             token: reply.revision,
             in_touch,
             status,
-        }));
+        })));
     }
     let first = |index: usize| reply.got(index).first();
     if let Some(entry) = first(GOT_OWN_LOCK) {
         let found: Lock = values::decode(&entry.key, &entry.value)?;
         let ours = found.is_of(&me.name, me.start, 1) && found.state == LockState::Held;
         return certain(match ours && unresolved {
-            true => Raced::Won(Claim {
+            true => Raced::Won(Box::new(Claim {
                 fire: fire.clone(),
                 lock: found,
                 revision: entry.mod_revision,
                 token: entry.mod_revision,
                 in_touch,
                 status: first(GOT_STATUS).and_then(read_status),
-            }),
+            })),
             false => Raced::Decided(Decided::Locked(found)),
         });
     }

@@ -84,7 +84,7 @@ async fn see_to(
                 Ok(guard) => {
                     info!(job = %name.fire.job, fire = %name.fire.id, node = %me.name, "taken back, it runs on");
                     fail_point!("back.watch");
-                    match watch.to_the_end(guard, orders).await {
+                    match watch.until_the_end(guard, orders).await {
                         Watched::Ended(end) => end,
                         Watched::Parted => return Ok(Attempt::Parted),
                     }

@@ -63,7 +63,7 @@ type Verifying = Pin<Box<dyn Future<Output = Result<Verified, StoreError>> + Sen
 
 impl Watch<'_> {
     /// Watches until the command has ended and all of it is known, or until this daemon has to go.
-    pub async fn to_the_end(mut self, mut guard: Guard, orders: &mut channel::Receiver<Order>) -> Watched {
+    pub async fn until_the_end(mut self, mut guard: Guard, orders: &mut channel::Receiver<Order>) -> Watched {
         let mut obeyed = Order::GoOn;
         let mut passed_on = self.shown.map_or(Duration::ZERO, |shown| shown.at);
         let mut verifying = self.shown.is_none().then(|| self.verify());

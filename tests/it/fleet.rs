@@ -8,6 +8,7 @@ mod backups;
 mod commands;
 mod definitions;
 mod fail_points;
+mod holds;
 mod many_nodes;
 mod outages;
 mod shutdown;

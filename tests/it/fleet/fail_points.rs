@@ -95,7 +95,12 @@ const DRIVES: &[Drive] = &[
     drive("register.look", Asked, &[], &[AwaitStart]),
     drive("verify.read", KilledInRun, &[], &[]),
     drive("verify.fence", KilledInRun, &["verify.read"], &[AwaitWait, LoseLease, GoOn]),
-    drive("verify.pause", KilledInRun, &["verify.read"], &[AwaitWait, LockFile, GoOn]),
+    drive(
+        "verify.pause",
+        Asked,
+        &["run.begin", "verify.read"],
+        &[AwaitWait, LoseLease, AwaitRegistered, GoOn, AwaitWait, Freeze, GoOn],
+    ),
     drive("rewrite.send", Asked, &[], &[AwaitStart, Terminate]),
     drive("run.begin", Scheduled, &[], &[]),
     drive("run.spawn", Scheduled, &[], &[]),
@@ -245,7 +250,7 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
         "close::close(place, standing, claim, folder, ended, &spec).await",
         "begins with run.give_back or run.finish",
     ),
-    ("let watched = watch.to_the_end(guard, orders).await;", "its first step is run.order or run.hear"),
+    ("let watched = watch.until_the_end(guard, orders).await;", "its first step is run.order or run.hear"),
     ("self.pass_on(&mut guard, contact).await;", "speaks to the guard, which answers for itself"),
     ("guard.keep(contact(in_touch, hold)).await;", "the same"),
     ("guard.keep(contact(at, longer)).await;", "the same"),
@@ -272,6 +277,18 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
     (
         "Err(error) => wait_or_give_up(store, &record, error, &mut pause).await?,",
         "its only wait is after finish.pause",
+    ),
+    ("let (folder, ended) = match start(place, &name, &spec).await {", "its only wait is after run.spawn"),
+    ("Order::Cancel(reason) => guard.ask(&Request::Cancel { reason }).await,", "after run.order"),
+    ("Order::Shutdown => guard.ask(&Request::Shutdown).await,", "after run.order"),
+    ("Order::Part { stop_hold } => match self.part(&mut guard, stop_hold).await {", "after run.order"),
+    (
+        "verified = async { verifying.as_mut().expect(\"there is one\").await }, if verifying.is_some() => {",
+        "begins with verify.read",
+    ),
+    (
+        "Box::pin(async move { race::verify(&together, &mut standing, &clock, &fire, &lock).await })",
+        "begins with verify.read",
     ),
     ("keep_late(store, &record).await?;", "begins with late.look"),
     (
@@ -316,6 +333,9 @@ async fn check(drive: &'static Drive) {
         world.act(*act, &mut node).await;
     }
     node.wait_for_death(&world.fleet).await;
+    if acts.contains(&Freeze) {
+        world.fleet.etcd().thaw();
+    }
     world.earlier.push(node);
     let books = world.recover(*before).await;
     println!("{point}: {before:?}, waits at {waits_at:?}, {acts:?} -> {books}");
