@@ -100,17 +100,16 @@ impl Watch<'_> {
                     Ok(found) => guard = found,
                     Err(end) => break end,
                 },
-                Event::Contact(contact) => match self.shown {
-                    Some(shown) if shown.losses == contact.losses => {
-                        if contact.at >= passed_on + self.silence() {
-                            passed_on = contact.at;
-                            guard.wake();
-                            self.pass_on(&mut guard, contact).await;
-                        }
+                Event::Contact(contact) => {
+                    let is_shown = self.shown.is_some_and(|shown| shown.losses == contact.losses);
+                    if !is_shown {
+                        verifying = verifying.or_else(|| Some(self.verify()));
+                    } else if contact.at >= passed_on + self.silence() {
+                        passed_on = contact.at;
+                        guard.wake();
+                        self.pass_on(&mut guard, contact).await;
                     }
-                    _ if verifying.is_none() => verifying = Some(self.verify()),
-                    _ => {}
-                },
+                }
                 Event::Verified(verified) => {
                     verifying = None;
                     match verified {
