@@ -35,6 +35,7 @@ pub mod guard;
 // Deeds: one step of the flow each.
 pub mod race;
 pub mod run;
+pub mod act;
 pub mod sync;
 
 // Doors: where people come in.

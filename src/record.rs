@@ -74,11 +74,26 @@ pub struct Usage {
     pub peak_memory: u64,
 }
 
-/// The node that wrote a record.
+/// Who wrote a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Writer {
-    pub node: NodeName,
-    pub node_start: NodeStart,
+pub enum Writer {
+    Node {
+        node: NodeName,
+        node_start: NodeStart,
+    },
+    /// `user@host` of who forgot the node that held the fire. Not a node, so that it is never taken for the holder:
+    /// a true result that the holder still brings is then kept beside this record.
+    Operator(String),
+}
+
+impl Writer {
+    /// The node that wrote it, if one did.
+    pub fn node(&self) -> Option<&NodeName> {
+        match self {
+            Writer::Node { node, .. } => Some(node),
+            Writer::Operator(_) => None,
+        }
+    }
 }
 
 /// What became of a fire, in one word.

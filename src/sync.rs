@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use ulid::Ulid;
 
+use crate::act;
 use crate::fire::{FireId, Lane};
 use crate::job::{Job, JobName, SourceName};
 use crate::jobfile::{self, Plan};
@@ -142,6 +143,8 @@ pub async fn apply(
     let changes = changes(wanted, &outlook, now);
     let all = changes.len();
     let steps = in_steps(changes);
+    // One act, however many steps: it is written down where it begins.
+    let mut note = (all > 0).then(|| act::note(by, now, "sync", &wanted.source, Some(summary(&outlook))));
     let source_key = keys::source(&wanted.source);
     let mut state = SourceState::new(wanted.digest(), by.to_owned(), now, Ulid::generate().to_string());
     let mut revision = outlook.state_revision;
@@ -154,6 +157,7 @@ pub async fn apply(
         // definition must be the one that was compared.
         let mut compare = vec![Compare::mod_revision(source_key.as_str(), revision)];
         let mut ops = vec![Op::put(source_key.as_str(), values::encode(&state))];
+        ops.extend(note.take());
         let jobs = changes.len();
         for change in changes {
             compare.push(change.compare);
@@ -173,7 +177,21 @@ pub async fn apply(
         }
         applied += jobs;
     }
+    if all > 0 {
+        act::prune(store, now).await;
+    }
     Ok(applied)
+}
+
+/// What a sync does, in a few words.
+fn summary(outlook: &Outlook) -> String {
+    let Outlook { plan, foreign, .. } = outlook;
+    let (added, changed) = (plan.added.len(), plan.changed.len());
+    let words = format!("{added} added, {changed} changed, {} removed", plan.removed.len());
+    match foreign.len() {
+        0 => words,
+        adopted => format!("{words}, {adopted} of other sources taken over"),
+    }
 }
 
 /// One job's part of a sync.
@@ -225,15 +243,17 @@ fn put_change(wanted: &Wanted, job: &Job, known: Option<&Known>, now: Timestamp)
     JobChange { compare: Compare::mod_revision(keys::job(&job.name), revision), ops }
 }
 
-/// Parts changes so that each part, with the source's own put, keeps to the limit. At least one part, which may be
+/// Parts changes so that each part, with the source's own put and the act's, keeps to the limit. At least one part, which may be
 /// empty: the source's key is written in any case.
 fn in_steps(changes: Vec<JobChange>) -> Vec<Vec<JobChange>> {
+    /// The source and the act.
+    const BESIDES: usize = 2;
     let mut steps = vec![Vec::new()];
-    let mut ops = 1;
+    let mut ops = BESIDES;
     for change in changes {
         if ops + change.ops.len() > MOST_OPS {
             steps.push(Vec::new());
-            ops = 1;
+            ops = BESIDES;
         }
         ops += change.ops.len();
         steps.last_mut().expect("there is at least one").push(change);
@@ -303,13 +323,6 @@ pub fn publish(last: Option<&str>, now: &str, store: Option<&SourceState>) -> Pu
 pub async fn state(store: &Store, source: &SourceName) -> Result<Option<SourceState>, SyncError> {
     let entry = store.get(&keys::source(source)).await?;
     Ok(entry.map(|entry| values::decode(&entry.key, &entry.value)).transpose()?)
-}
-
-/// `user@host` of this process, as a claim.
-pub fn who() -> String {
-    let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten().map(|user| user.name);
-    let host = nix::unistd::gethostname().ok().and_then(|host| host.into_string().ok());
-    format!("{}@{}", user.unwrap_or_else(|| "?".to_owned()), host.unwrap_or_else(|| "?".to_owned()))
 }
 
 #[cfg(test)]

@@ -11,11 +11,11 @@ use super::Door;
 use super::failure::{Failure, say};
 use super::read;
 use super::runs::{self, Entry};
+use crate::act::{self, who};
 use crate::fire::{Fire, FireId};
 use crate::record::{Outcome, Record};
 use crate::store::values::{self, Request};
 use crate::store::{Compare, Event, Op, PageSpec, Seen, Store, StoreError, Txn, keys};
-use crate::sync::who;
 
 /// Start a job now, once, on one of the nodes that may run it
 #[derive(Debug, clap::Args)]
@@ -91,13 +91,19 @@ async fn request(store: &Store, fire: &Fire, request: &Request) -> Result<(), Fa
     let known = [key.clone(), keys::lock(fire), keys::record(fire)];
     let absent = known.iter().map(|key| Compare::absent(key.as_str()));
     let txn = Txn::when([Compare::present(keys::job(&fire.job))].into_iter().chain(absent))
-        .then([Op::put(key, values::encode(request))])
+        .then([
+            Op::put(key, values::encode(request)),
+            act::note(&request.by, request.at, "start", fire, None),
+        ])
         .otherwise([Op::get(keys::job(&fire.job))]);
     let mut tries = 0;
     loop {
         tries += 1;
         match store.txn(txn.clone()).await {
-            Ok(reply) if reply.succeeded => return Ok(()),
+            Ok(reply) if reply.succeeded => {
+                act::prune(store, request.at).await;
+                return Ok(());
+            }
             Ok(reply) if reply.got(0).is_empty() => return Err(read::no_such_job(store, &fire.job).await?),
             Ok(_) => {
                 // Ours, if an answer did not come; else somebody's, who sent the same.

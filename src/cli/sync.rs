@@ -11,6 +11,7 @@ use super::Door;
 use super::check::{self, Checked};
 use super::failure::{Failure, say, show};
 use super::out::{Out, harmless};
+use crate::act;
 use crate::jobfile::{self, Plan};
 use crate::store::{Store, StoreError};
 use crate::sync::{self, Outlook, SyncError, Wanted};
@@ -118,7 +119,7 @@ impl Sync<'_> {
                 agreed = Some(outlook.plan.clone());
             }
             tries += 1;
-            match sync::apply(&self.store, &self.wanted, outlook, &sync::who(), door.now()).await {
+            match sync::apply(&self.store, &self.wanted, outlook, &act::who(), door.now()).await {
                 Ok(changes) => {
                     say(format_args!("applied: {changes} jobs of source {}", self.wanted.source));
                     return Ok(ExitCode::SUCCESS);

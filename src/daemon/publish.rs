@@ -169,7 +169,7 @@ impl Files {
             )));
         }
         let plan = outlook.plan.to_string();
-        sync::apply(&self.store, wanted, outlook, &sync::who(), self.clock.now()).await?;
+        sync::apply(&self.store, wanted, outlook, &crate::act::who(), self.clock.now()).await?;
         Ok(Done::Written(plan))
     }
 }

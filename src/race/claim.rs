@@ -403,7 +403,7 @@ pub async fn decide_unrun(
             outcome: unrun.outcome,
             reason: Some(unrun.reason.clone()),
             run: None,
-            writer: Writer { node: me.name.clone(), node_start: me.start },
+            writer: Writer::Node { node: me.name.clone(), node_start: me.start },
             written_at: clock.now(),
             tail: None,
             past: Vec::new(),

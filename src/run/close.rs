@@ -135,7 +135,7 @@ fn record_by(
         reason,
         run: Some(facts),
         past: Vec::new(),
-        writer: Writer { node: me.name.clone(), node_start: me.start },
+        writer: Writer::Node { node: me.name.clone(), node_start: me.start },
         written_at: place.clock.now(),
         tail,
     }

@@ -92,7 +92,7 @@ fn is_ours(there: &Record, ours: &Record) -> bool {
     let claim =
         |record: &Record| record.run.as_ref().map(|run| (run.node.clone(), run.node_start, run.attempt));
     // A later life of the holder writes as itself.
-    claim(there) == claim(ours) && there.writer.node == ours.writer.node
+    claim(there) == claim(ours) && there.writer.node() == ours.writer.node()
 }
 
 /// Keeps a true result beside the record that somebody else wrote, for as long as it takes.

@@ -3,6 +3,9 @@
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, SourceName};
 use crate::node::NodeName;
+use crate::schedule::Timestamp;
+
+use ulid::Ulid;
 
 use super::KeyRange;
 
@@ -105,6 +108,40 @@ pub fn all_paused() -> String {
 
 pub fn drained(node: &NodeName) -> String {
     format!("drained/{node}")
+}
+
+/// All drained nodes.
+pub fn drains() -> KeyRange {
+    KeyRange::prefix("drained/")
+}
+
+pub fn epochs() -> KeyRange {
+    KeyRange::prefix("epochs/")
+}
+
+/// An act of an operator. The keys sort by time; the id keeps those of one instant apart.
+pub fn act(at: Timestamp, id: Ulid) -> String {
+    format!("acts/{}-{id}", act_time(at))
+}
+
+pub fn acts() -> KeyRange {
+    KeyRange::prefix("acts/")
+}
+
+/// The acts from an instant on.
+pub fn acts_since(at: Timestamp) -> KeyRange {
+    let KeyRange::Span { end: Some(end), .. } = acts() else { return acts() };
+    KeyRange::between(format!("acts/{}", act_time(at)), end)
+}
+
+/// The acts before an instant.
+pub fn acts_before(at: Timestamp) -> KeyRange {
+    KeyRange::between("acts/", format!("acts/{}", act_time(at)))
+}
+
+/// In milliseconds, so that as texts they sort by time.
+fn act_time(at: Timestamp) -> impl std::fmt::Display {
+    at.format("%Y%m%dT%H%M%S%.3fZ")
 }
 
 /// A request to start a job, named by the id of the fire it asks for.

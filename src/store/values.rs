@@ -576,6 +576,48 @@ impl Request {
     }
 }
 
+/// A value of `paused/` and `drained/`: that somebody holds claims back. That the key is there is what counts; this tells
+/// people why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldBack {
+    v: u32,
+    /// `user@host`, as a claim, not as proof.
+    pub by: String,
+    pub at: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// When it ends by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Option<Timestamp>,
+}
+
+impl HoldBack {
+    pub fn new(by: String, at: Timestamp, reason: Option<String>, until: Option<Timestamp>) -> HoldBack {
+        HoldBack { v: VERSION, by, at, reason, until }
+    }
+}
+
+/// A value of `acts/`: what an operator asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Act {
+    v: u32,
+    /// `user@host`, as a claim, not as proof.
+    pub by: String,
+    pub at: Timestamp,
+    /// The name of the command.
+    pub what: String,
+    /// A job, a fire, a node or a source; `--all` for all jobs.
+    pub subject: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+impl Act {
+    pub fn new(by: String, at: Timestamp, what: &str, subject: String, detail: Option<String>) -> Act {
+        Act { v: VERSION, by, at, what: what.to_owned(), subject, detail }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct RecordForm {
     v: u32,
@@ -614,11 +656,35 @@ struct RunForm {
 }
 
 #[derive(Serialize, Deserialize)]
-struct WriterForm {
-    #[serde(with = "as_text")]
-    node: NodeName,
-    #[serde(with = "as_text")]
-    node_start: NodeStart,
+#[serde(untagged)]
+enum WriterForm {
+    Node {
+        #[serde(with = "as_text")]
+        node: NodeName,
+        #[serde(with = "as_text")]
+        node_start: NodeStart,
+    },
+    Operator {
+        operator: String,
+    },
+}
+
+impl From<&Writer> for WriterForm {
+    fn from(writer: &Writer) -> WriterForm {
+        match writer.clone() {
+            Writer::Node { node, node_start } => WriterForm::Node { node, node_start },
+            Writer::Operator(operator) => WriterForm::Operator { operator },
+        }
+    }
+}
+
+impl From<WriterForm> for Writer {
+    fn from(form: WriterForm) -> Writer {
+        match form {
+            WriterForm::Node { node, node_start } => Writer::Node { node, node_start },
+            WriterForm::Operator { operator } => Writer::Operator(operator),
+        }
+    }
 }
 
 /// The stored form of a record; its fire is in the key.
@@ -642,7 +708,7 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
             usage: run.usage,
         }),
         past: record.past.iter().map(PastForm::from).collect(),
-        written_by: WriterForm { node: record.writer.node.clone(), node_start: record.writer.node_start },
+        written_by: (&record.writer).into(),
         written_at: record.written_at,
         tail: record.tail.clone(),
     })
@@ -671,7 +737,7 @@ pub fn decode_record(fire: Fire, key: &str, value: &[u8]) -> Result<Record, Unre
             usage: run.usage,
         }),
         past: form.past.iter().map(Past::from).collect(),
-        writer: Writer { node: form.written_by.node, node_start: form.written_by.node_start },
+        writer: form.written_by.into(),
         written_at: form.written_at,
         tail: form.tail,
     })

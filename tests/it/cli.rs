@@ -186,7 +186,7 @@ fn record(fire: Fire, outcome: Outcome, exit_code: Option<i32>, signal: Option<i
         outcome,
         reason: None,
         run: Some(run),
-        writer: Writer { node: node(), node_start: node_start() },
+        writer: Writer::Node { node: node(), node_start: node_start() },
         written_at: after(62),
         tail: None,
         past: Vec::new(),

@@ -9,7 +9,8 @@ use fleetcron::guard::folder::{Found, Started};
 use fleetcron::guard::link::{Answer, Request as Ask};
 use fleetcron::guard::{Ended, RunFolder, Spec};
 use fleetcron::store::values::{
-    self, Definition, Epoch, Lock, Presence, Request, SourceState, Status, decode_record, encode_record,
+    self, Act, Definition, Epoch, HoldBack, Lock, Presence, Request, SourceState, Status, decode_record,
+    encode_record,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -48,7 +49,7 @@ fn every_value_of_the_store_reads_back_as_it_was_written() {
     for name in ["definition-1", "definition-1-least", "definition-1-terms"] {
         check(name, |text| Definition::decode("jobs/nightly-db-backup", text).unwrap(), Definition::encode);
     }
-    for name in ["record-1", "record-1-unrun", "record-1-usage"] {
+    for name in ["record-1", "record-1-unrun", "record-1-usage", "record-1-forgotten"] {
         let fire = Fire::new("backup".parse().unwrap(), "20261130T020000Z".parse().unwrap());
         check(name, |text| decode_record(fire.clone(), name, text).unwrap(), encode_record);
     }
@@ -58,6 +59,9 @@ fn every_value_of_the_store_reads_back_as_it_was_written() {
     check_value::<Lock>("lock-1");
     check_value::<Status>("status-1");
     check_value::<Request>("request-1");
+    check_value::<HoldBack>("hold-back-1");
+    check_value::<HoldBack>("hold-back-1-least");
+    check_value::<Act>("act-1");
 }
 
 #[test]

@@ -495,7 +495,7 @@ async fn close_by_other(fleet: &Fleet) {
             output_left_out: 0,
             usage: None,
         }),
-        writer: Writer {
+        writer: Writer::Node {
             node: "b".parse().unwrap(),
             node_start: Ulid::generate().to_string().parse().unwrap(),
         },
