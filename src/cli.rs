@@ -4,15 +4,19 @@
 //! stderr. A command ends with a [`Failure`] or well; only here does that become an exit code. Nothing here decides
 //! what a job, a fire or a record is.
 
+mod acts;
 mod batch;
 mod check;
 mod doctor;
+mod drain;
 mod failure;
+mod forget;
 mod jobs;
 mod logs;
 mod next;
 mod nodes;
 mod out;
+mod pause;
 mod read;
 mod run;
 mod runs;
@@ -29,10 +33,11 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use self::failure::{Failure, say};
 use self::out::{Format, Out};
+use crate::act;
 use crate::clock::{Clock, TEST_CLOCK};
 use crate::config::Settings;
-use crate::schedule::tzdata_version;
-use crate::store::{Address, Store};
+use crate::schedule::{Timestamp, tzdata_version};
+use crate::store::{Address, Store, StoreError, Txn, TxnReply};
 
 /// Cron for a fleet of servers: every fire runs once, somewhere, and leaves a record.
 #[derive(Debug, Parser)]
@@ -66,6 +71,9 @@ Examples:
   fleetcron start backup --wait   run a job now, exit with its code
   fleetcron runs backup           its last runs
   fleetcron logs backup           what it wrote
+  fleetcron pause --all           start nothing more, until resumed
+  fleetcron drain db-1 --wait     before a node is taken down
+  fleetcron acts                  who asked for what
   fleetcron doctor                has this machine what a node needs?
 
 Exit codes: 0 done, 1 the thing asked about failed, 2 wrong usage or file, 3 store not reached.
@@ -109,6 +117,12 @@ enum Command {
     Nodes(nodes::Args),
     Doctor(doctor::Args),
     Start(start::Args),
+    Pause(pause::Args),
+    Resume(pause::ResumeArgs),
+    Drain(drain::Args),
+    Undrain(drain::UndrainArgs),
+    Forget(forget::Args),
+    Acts(acts::Args),
 }
 
 /// Does what the command line asks, and says how it went. The caller exits.
@@ -169,6 +183,12 @@ impl Cli {
             Command::Nodes(nodes::Args {}) => nodes::nodes(door).await,
             Command::Doctor(args) => doctor::doctor(door, &args).await,
             Command::Start(args) => start::start(door, &args).await,
+            Command::Pause(args) => pause::pause(door, &args).await,
+            Command::Resume(args) => pause::resume(door, &args).await,
+            Command::Drain(args) => drain::drain(door, &args).await,
+            Command::Undrain(args) => drain::undrain(door, &args).await,
+            Command::Forget(args) => forget::forget(door, &args).await,
+            Command::Acts(args) => acts::acts(door, &args).await,
         }
     }
 }
@@ -223,5 +243,27 @@ impl Door {
         let address = self.address()?;
         let access = self.settings.access(&address, create)?;
         Ok(Store::open(&address, &access).await?)
+    }
+}
+
+/// Sends an operator's act, with the note of it in the same transaction, and prunes old ones.
+///
+/// An answer that did not come is asked for again: the transaction must be one that may be done twice.
+async fn act_on(store: &Store, now: Timestamp, txn: Txn) -> Result<TxnReply, Failure> {
+    /// With the store's own deadline this is about ten seconds.
+    const TRIES: u32 = 3;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match store.txn(txn.clone()).await {
+            Ok(reply) => {
+                if reply.succeeded {
+                    act::prune(store, now).await;
+                }
+                return Ok(reply);
+            }
+            Err(StoreError::NoAnswer { .. }) if tries < TRIES => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
 //! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
 
+mod held_back;
 mod leave;
 mod publish;
 mod pursuit;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
+use self::held_back::{HeldBack, Way};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
 use self::signals::{Signal, Signals};
@@ -163,6 +165,11 @@ struct Daemon {
     jobs: Follow,
     requests: Follow,
     nodes: Follow,
+    pauses: Follow,
+    drain: Follow,
+    held_back: HeldBack,
+    /// A request was held back by what this node has not seen, or has seen the end of.
+    ask_again: bool,
     /// Nodes whose time zone data were said to differ from ours.
     strangers: BTreeSet<String>,
     /// Requests that are not dealt with yet.
@@ -225,6 +232,8 @@ enum Wake {
     Jobs(Seen),
     Requests(Seen),
     Nodes(Seen),
+    Pauses(Seen),
+    Drain(Seen),
     FireDue,
     Won(Fire),
     Ended(Result<(Fire, Step), JoinError>),
@@ -257,6 +266,10 @@ impl Daemon {
             jobs: store.follow(keys::jobs()),
             requests: store.follow(keys::requests()),
             nodes: store.follow(keys::nodes()),
+            pauses: store.follow(keys::pauses()),
+            drain: store.follow(keys::drained(&options.node)),
+            held_back: HeldBack::default(),
+            ask_again: false,
             strangers: BTreeSet::new(),
             options,
             place,
@@ -300,6 +313,14 @@ impl Daemon {
                 Wake::Jobs(seen) => self.jobs_seen(seen),
                 Wake::Requests(seen) => self.requests_seen(seen),
                 Wake::Nodes(seen) => self.nodes_seen(seen),
+                Wake::Pauses(seen) => {
+                    self.held_back.pauses_seen(seen);
+                    self.go_on_where_free();
+                }
+                Wake::Drain(seen) => {
+                    self.held_back.drain_seen(&self.options.node, seen);
+                    self.go_on_where_free();
+                }
                 Wake::FireDue => self.race_for_due(),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
@@ -341,13 +362,16 @@ impl Daemon {
             seen = self.jobs.next() => Wake::Jobs(seen),
             seen = self.requests.next() => Wake::Requests(seen),
             seen = self.nodes.next() => Wake::Nodes(seen),
+            seen = self.pauses.next() => Wake::Pauses(seen),
+            seen = self.drain.next() => Wake::Drain(seen),
         }
     }
 
     /// How long to sleep: never so long that a stepped clock goes unnoticed, however much else wakes this loop.
     fn until_due(&self) -> Duration {
         let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(self.looked.elapsed());
-        match self.planner.next_due() {
+        let end_of_pause = self.held_back.next_end(self.options.clock.now());
+        match self.planner.next_due().into_iter().chain(end_of_pause).min() {
             Some(at) => self.options.clock.until(at).min(longest),
             None => longest,
         }
@@ -480,6 +504,7 @@ impl Daemon {
         }
         let now = self.options.clock.now();
         self.look_at_clock(now);
+        self.end_pauses(now);
         let decided = std::mem::take(&mut self.decided);
         let now_as_id = FireId::scheduled(now).to_string();
         for fire in self.planner.due(now) {
@@ -491,6 +516,24 @@ impl Daemon {
             }
             self.race_for(fire);
         }
+    }
+
+    /// Takes pauses that are over out of the store, and asks again where a pause was not seen.
+    fn end_pauses(&mut self, now: Timestamp) {
+        for (key, revision) in self.held_back.over(now) {
+            self.chores.spawn(held_back::take_out(self.place.store.clone(), key, revision));
+        }
+        if std::mem::take(&mut self.ask_again) {
+            self.race_for_requests();
+        }
+    }
+
+    /// Something that held back may be gone: what waited for that is looked at again.
+    fn go_on_where_free(&mut self) {
+        for fire in self.held_back.kept() {
+            self.race_for(fire);
+        }
+        self.race_for_requests();
     }
 
     /// Says so where the clock is why fires are left out.
@@ -545,6 +588,16 @@ impl Daemon {
     fn race_for(&mut self, fire: Fire) {
         if self.hands.contains_key(&fire) {
             return;
+        }
+        match self.held_back.way(&fire, self.options.clock.now()) {
+            Way::Free => {}
+            Way::Held(why) => {
+                debug!(job = %fire.job, fire = %fire.id, why, "not raced for");
+                return;
+            }
+            // A request is there to be asked for again.
+            Way::UntilPauseIsGone if matches!(fire.id, FireId::Manual(_)) => return,
+            Way::UntilPauseIsGone => return self.held_back.keep(fire),
         }
         if self.hands.len() >= self.options.slots as usize {
             self.wait_for_slot(fire);
@@ -684,7 +737,9 @@ impl Daemon {
         };
         self.hands.remove(&fire);
         match step {
-            Step::Done | Step::HeldBack => {}
+            Step::Done => {}
+            // Only a request waits on. It may be that the end of the pause was seen before this.
+            Step::HeldBack => self.ask_again = true,
             Step::Refused(error) => {
                 error!(job = %fire.job, fire = %fire.id, %error, "the store refuses; nothing more is done about this fire now");
             }

@@ -8,11 +8,12 @@ use serde::Serialize;
 use super::failure::{Failure, say};
 use super::out::GiveUp::{All, OneLine};
 use super::out::{Table, or_dash};
-use super::read::{self, Paused, Scope};
+use super::read::{self, HeldBack, Scope};
 use super::{Door, time};
 use crate::node::NodeName;
 use crate::schedule::Timestamp;
-use crate::store::values::{Definition, Status};
+use crate::store::keys;
+use crate::store::values::{Definition, HoldBack, Status};
 
 /// List jobs: when each runs next, and how its last fire ended
 #[derive(Debug, clap::Args)]
@@ -20,12 +21,12 @@ use crate::store::values::{Definition, Status};
 The table shows NEXT by the clock of the job's own zone: the next fire that has not started. STATE is one of
   enabled    its fires run
   disabled   `enabled = false` in its file: it runs only when started by hand
-  paused     its fires pass without a run until it is resumed
+  paused     its fires pass without a run until it is resumed; until when and why, where that was said
   running    it runs now, on the node named
 LAST is the outcome of the last fire that has a record; `fleetcron runs JOB` tells more.
 
 JSON has one object a line: job, schedule (a list when there are several), timezone, next, next_starts_at (later with \
-`splay`), last_outcome, last_fire, paused, running, enabled, running_on, failures_in_a_row, source, description, owner. Instants are \
+`splay`), last_outcome, last_fire, paused, paused_by, paused_reason, paused_until, running, enabled, running_on, failures_in_a_row, source, description, owner. Instants are \
 RFC 3339 in UTC; next is null when the job is disabled or never runs again.
 
 Examples:
@@ -48,6 +49,9 @@ struct Row<'d> {
     last_outcome: Option<&'d str>,
     last_fire: Option<&'d str>,
     paused: bool,
+    paused_by: Option<&'d str>,
+    paused_reason: Option<&'d str>,
+    paused_until: Option<String>,
     running: bool,
     enabled: bool,
     running_on: Vec<&'d str>,
@@ -79,7 +83,7 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let store = door.store().await?;
     let statuses = read::statuses(&store, &scope).await?;
     let running = read::running(&store, &scope).await?;
-    let paused = Paused::read(&store).await?;
+    let paused = HeldBack::read(&store, keys::pauses()).await?;
     let now = door.now();
     let out = &mut door.out;
     let nowhere = BTreeSet::new();
@@ -92,7 +96,7 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
         let seen = Seen {
             definition: &definition,
             status: statuses.get(name.as_str()),
-            paused: paused.is(name),
+            paused: paused.pause(name),
             running_on: running.get(name).unwrap_or(&nowhere),
             next: next(&definition, now),
         };
@@ -117,7 +121,8 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
 struct Seen<'d> {
     definition: &'d Definition,
     status: Option<&'d Status>,
-    paused: bool,
+    /// And why, where that can be read.
+    paused: Option<Option<&'d HoldBack>>,
     running_on: &'d BTreeSet<NodeName>,
     next: Option<Timestamp>,
 }
@@ -133,7 +138,10 @@ impl<'d> Seen<'d> {
             next_starts_at: self.next.map(|at| time::utc(time::start(at, job.delay()))),
             last_outcome: self.status.map(|status| status.last_outcome.as_str()),
             last_fire: self.status.map(|status| status.last_fire.as_str()),
-            paused: self.paused,
+            paused: self.paused.is_some(),
+            paused_by: self.pause().map(|pause| pause.by.as_str()),
+            paused_reason: self.pause().and_then(|pause| pause.reason.as_deref()),
+            paused_until: self.pause().and_then(|pause| pause.until).map(time::utc),
             running: !self.running_on.is_empty(),
             enabled: job.enabled,
             running_on: self.running_on.iter().map(NodeName::as_str).collect(),
@@ -156,14 +164,23 @@ impl<'d> Seen<'d> {
         ]
     }
 
+    fn pause(&self) -> Option<&'d HoldBack> {
+        self.paused.flatten()
+    }
+
     fn state(&self) -> String {
         let mut words = Vec::new();
         if !self.running_on.is_empty() {
             let nodes: Vec<_> = self.running_on.iter().map(NodeName::as_str).collect();
             words.push(format!("running on {}", nodes.join(", ")));
         }
-        if self.paused {
-            words.push("paused".to_owned());
+        if self.paused.is_some() {
+            let pause = self.pause();
+            let until = pause.and_then(|pause| pause.until);
+            let until = until.map(|at| format!(" until {}", time::utc_seconds(at))).unwrap_or_default();
+            let reason = pause.and_then(|pause| pause.reason.as_ref());
+            let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+            words.push(format!("paused{until}{reason}"));
         }
         if !self.definition.job.enabled {
             words.push("disabled".to_owned());

@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use super::failure::{Failure, say};
 use super::out::GiveUp::{All, OneLine};
-use super::out::Table;
-use super::read::{self, Pages, say_unreadable};
+use super::out::{Table, harmless};
+use super::read::{self, HeldBack, Pages, say_unreadable};
 use super::{Door, time};
 use crate::schedule::tzdata_version;
-use crate::store::values::{self, Presence, SourceState};
+use crate::store::values::{self, HoldBack, Presence, SourceState};
 use crate::store::{Store, keys};
 
 /// List the nodes that are registered
@@ -20,7 +20,7 @@ use crate::store::{Store, keys};
 A node is listed while it is registered: one that is lost disappears within seconds. DRIFT names the sources of \
 whose job files the node has another version than the store; `fleetcron sync` makes the store equal to files.
 
-JSON has one object a line: node, node_start, version, tzdata, labels, slots, registered_at, drift, files.
+JSON has one object a line: node, node_start, version, tzdata, labels, slots, registered_at, drift, drained, drained_by, drained_reason, files.
 
 Examples:
   fleetcron nodes
@@ -37,16 +37,34 @@ struct Row<'p> {
     slots: u32,
     registered_at: String,
     drift: Vec<&'p str>,
+    drained: bool,
+    drained_by: Option<&'p str>,
+    drained_reason: Option<&'p str>,
     files: &'p BTreeMap<String, String>,
 }
 
 pub async fn nodes(mut door: Door) -> Result<ExitCode, Failure> {
     let store = door.store().await?;
     let digests = digests(&store).await?;
+    let drains = HeldBack::read(&store, keys::drains()).await?;
+    let mut away: BTreeSet<&str> = drains.names().collect();
     let out = &mut door.out;
-    let give_up = &[OneLine("LABELS"), OneLine("DRIFT"), All("REGISTERED"), All("SLOTS"), All("TZDATA")];
-    let header = ["NODE", "VERSION", "TZDATA", "SLOTS", "REGISTERED", "LABELS", "DRIFT"];
-    let mut table = Table::new(&header, give_up);
+    // Most of the time no node is drained, and its column would crowd out another.
+    let any_drained = !away.is_empty();
+    let give_up: &[_] = match any_drained {
+        true => &[
+            OneLine("LABELS"),
+            OneLine("DRIFT"),
+            OneLine("DRAINED"),
+            All("REGISTERED"),
+            All("SLOTS"),
+            All("TZDATA"),
+        ],
+        false => &[OneLine("LABELS"), OneLine("DRIFT"), All("REGISTERED"), All("SLOTS"), All("TZDATA")],
+    };
+    let header = ["NODE", "VERSION", "TZDATA", "SLOTS", "REGISTERED", "LABELS", "DRIFT", "DRAINED"];
+    let columns = if any_drained { header.len() } else { header.len() - 1 };
+    let mut table = Table::new(&header[..columns], give_up);
     let (mut unreadable, mut zones) = (0, BTreeSet::from([tzdata_version().to_owned()]));
     let mut pages = Pages::new(&store, [keys::nodes()]);
     while let Some(entries) = pages.next().await? {
@@ -60,14 +78,20 @@ pub async fn nodes(mut door: Door) -> Result<ExitCode, Failure> {
                 }
             };
             zones.insert(presence.tzdata.clone());
-            let row = row(keys::name_of(&entry.key), &presence, &digests);
+            let name = keys::name_of(&entry.key);
+            away.remove(name);
+            let row = row(name, &presence, &digests, drains.drain(name));
             match out.is_json() {
                 true => out.json(&row)?,
-                false => table.row(out, cells(&row))?,
+                false => table.row(out, cells(&row).into_iter().take(columns).collect())?,
             }
         }
     }
     table.end(out)?;
+    if !away.is_empty() {
+        let names: Vec<_> = away.into_iter().map(harmless).collect();
+        say(format_args!("drained and not registered: {}", names.join(", ")));
+    }
     if zones.len() > 1 {
         let versions: Vec<_> = zones.into_iter().collect();
         say(format_args!(
@@ -93,7 +117,12 @@ async fn digests(store: &Store) -> Result<BTreeMap<String, String>, Failure> {
     Ok(digests)
 }
 
-fn row<'p>(name: &'p str, presence: &'p Presence, digests: &BTreeMap<String, String>) -> Row<'p> {
+fn row<'p>(
+    name: &'p str,
+    presence: &'p Presence,
+    digests: &BTreeMap<String, String>,
+    drain: Option<Option<&'p HoldBack>>,
+) -> Row<'p> {
     let drifts = |(source, digest): &(&String, &String)| digests.get(*source) != Some(*digest);
     Row {
         node: name,
@@ -104,6 +133,9 @@ fn row<'p>(name: &'p str, presence: &'p Presence, digests: &BTreeMap<String, Str
         slots: presence.slots,
         registered_at: time::utc(presence.at),
         drift: presence.files.iter().filter(drifts).map(|(source, _)| source.as_str()).collect(),
+        drained: drain.is_some(),
+        drained_by: drain.flatten().map(|drain| drain.by.as_str()),
+        drained_reason: drain.flatten().and_then(|drain| drain.reason.as_deref()),
         files: &presence.files,
     }
 }
@@ -119,5 +151,10 @@ fn cells(row: &Row<'_>) -> Vec<String> {
         row.registered_at.split('.').next().unwrap_or_default().trim_end_matches('Z').to_owned() + "Z",
         or_dash(labels.join(", ")),
         or_dash(row.drift.join(", ")),
+        match (row.drained, row.drained_reason) {
+            (false, _) => "-".to_owned(),
+            (true, None) => "drained".to_owned(),
+            (true, Some(reason)) => format!("drained ({reason})"),
+        },
     ]
 }

@@ -9,7 +9,7 @@ use super::out::harmless;
 use crate::fire::Fire;
 use crate::job::JobName;
 use crate::node::NodeName;
-use crate::store::values::{self, Definition, Lock, LockState, Status, Unreadable};
+use crate::store::values::{self, Definition, HoldBack, Lock, LockState, Status, Unreadable};
 use crate::store::{Entry, KeyRange, PageSpec, Revision, Store, StoreError, keys};
 
 /// Reads ranges page by page, so that a listing of any length takes little memory.
@@ -239,28 +239,33 @@ pub async fn running(store: &Store, scope: &Scope) -> Result<BTreeMap<JobName, B
     Ok(running)
 }
 
-/// Which jobs are paused.
-pub struct Paused {
-    all: bool,
-    names: BTreeSet<String>,
-}
+/// Which jobs are paused, or which nodes are drained: who did it, when, why and until when, where that can be read.
+pub struct HeldBack(BTreeMap<String, Option<HoldBack>>);
 
-impl Paused {
-    pub async fn read(store: &Store) -> Result<Paused, Failure> {
-        let mut paused = Paused { all: false, names: BTreeSet::new() };
-        // They are few: each was made by a hand.
-        let pages = Pages::new(store, [keys::pauses()]);
+impl HeldBack {
+    /// Those of `paused/` or of `drained/`. They are few: each was made by a hand.
+    pub async fn read(store: &Store, range: KeyRange) -> Result<HeldBack, Failure> {
+        let mut there = BTreeMap::new();
+        let pages = Pages::new(store, [range]);
         pages
-            .each(|entry| match entry.key == keys::all_paused() {
-                true => paused.all = true,
-                false => _ = paused.names.insert(keys::name_of(&entry.key).to_owned()),
-            })
+            .each(|entry| _ = there.insert(entry.key.clone(), values::decode(&entry.key, &entry.value).ok()))
             .await?;
-        Ok(paused)
+        Ok(HeldBack(there))
     }
 
-    pub fn is(&self, job: &JobName) -> bool {
-        self.all || self.names.contains(job.as_str())
+    /// What holds a job back: a pause of its own counts before that of all.
+    pub fn pause(&self, job: &JobName) -> Option<Option<&HoldBack>> {
+        let found = self.0.get(&keys::paused(job)).or_else(|| self.0.get(&keys::all_paused()));
+        found.map(Option::as_ref)
+    }
+
+    pub fn drain(&self, node: &str) -> Option<Option<&HoldBack>> {
+        let mut all = self.0.iter();
+        all.find(|(key, _)| keys::name_of(key) == node).map(|(_, hold)| hold.as_ref())
+    }
+
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(|key| keys::name_of(key))
     }
 }
 

@@ -14,6 +14,7 @@ use fleetcron::store::values::{self, Facts, Lock, LockPolicy, Presence, Promise,
 use fleetcron::store::{Access, Address, Op, Store, Txn, keys};
 
 mod acting;
+mod acts;
 mod doctor;
 mod looking;
 mod pipes;

@@ -4,6 +4,7 @@
 //! are dropped. Stories wait for conditions; the deadline of a wait is only a net, whose message shows the logs.
 
 mod access;
+mod acts;
 mod backups;
 mod commands;
 mod definitions;

@@ -85,14 +85,16 @@ fn jobs_tells_what_is_defined_and_how_it_went() {
             json!({
                 "job": "backup", "schedule": "0 2 * * *", "timezone": "Europe/Berlin", "next": next,
                 "next_starts_at": next,
-                "last_outcome": "failed", "last_fire": "20261130T010000Z", "paused": false, "running": true,
+                "last_outcome": "failed", "last_fire": "20261130T010000Z", "paused": false, "paused_by": null,
+                "paused_reason": null, "paused_until": null, "running": true,
                 "enabled": true, "running_on": ["db-1"], "failures_in_a_row": 1, "source": "default",
                 "description": "Dump the shop", "owner": null,
             }),
             json!({
                 "job": "off", "schedule": ["@daily", "30 6 * * *"], "timezone": "UTC", "next": null,
                 "next_starts_at": null,
-                "last_outcome": null, "last_fire": null, "paused": true, "running": false,
+                "last_outcome": null, "last_fire": null, "paused": true, "paused_by": null,
+                "paused_reason": null, "paused_until": null, "running": false,
                 "enabled": false, "running_on": [], "failures_in_a_row": 0, "source": "default",
                 "description": null, "owner": null,
             }),
@@ -252,7 +254,8 @@ fn nodes_tells_who_is_there_and_whose_files_differ() {
         [json!({
             "node": "db-1", "node_start": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "version": env!("CARGO_PKG_VERSION"),
             "tzdata": tzdata, "labels": {"role": "db"}, "slots": 64, "registered_at": "2026-11-30T09:00:00Z",
-            "drift": ["default", "shop"], "files": {"default": "other", "shop": "x"},
+            "drift": ["default", "shop"], "drained": false, "drained_by": null, "drained_reason": null,
+            "files": {"default": "other", "shop": "x"},
         })]
     );
     let said = desk.run(&["nodes"]).ended_with(0);
