@@ -41,7 +41,7 @@ use crate::race::{self, Candidate, Found, Me, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, Account, Order, Place};
 use crate::schedule::Timestamp;
-use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Promise, Status};
+use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Status};
 use crate::store::{
     Access, Address, Entry, Event, Follow, Revision, Seen, Store, StoreError, Together, keys,
 };
@@ -565,7 +565,7 @@ impl Daemon {
             overlap: planned.job.overlap,
             was: planned.job.was.clone(),
             policy: LockPolicy {
-                promise: Promise::AtLeastOnce,
+                promise: planned.job.promise,
                 last_start: planned.last_start(at),
                 hold: run::hold_of(&planned.job),
             },

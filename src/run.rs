@@ -33,7 +33,7 @@ use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fail_point;
 use crate::guard::{Ended, FolderName, Guard, RunFolder, Spec};
-use crate::job::Job;
+use crate::job::{Job, Overlap, Promise};
 use crate::race::{self, Claim, InTouch, Standing, Verified};
 use crate::record::Outcome;
 use crate::schedule::Timestamp;
@@ -200,7 +200,8 @@ async fn still_fresh(place: &Place, standing: &mut Standing, claim: &Claim) -> R
 
 /// The hold of a job's locks. None where nobody else may run its fires: then nothing has to end them in time.
 pub fn hold_of(job: &Job) -> Option<Duration> {
-    Some(job.hold)
+    let nobody_else = job.overlap == Overlap::Allow && job.promise == Promise::AtMostOnce;
+    (!nobody_else).then_some(job.hold)
 }
 
 /// A claim of this age is looked at again. Less than any guard waits for before it stops a command.
