@@ -11,6 +11,7 @@ mod close;
 mod finish;
 mod spec;
 mod take_back;
+mod take_over;
 mod watch;
 
 use std::io;
@@ -21,9 +22,11 @@ use tokio::sync::watch as channel;
 use tracing::{info, warn};
 
 pub use account::Account;
+pub use again::may_run_again;
 pub use close::{clear_orphan, kept_output};
 pub use finish::{Written, finish};
 pub use take_back::take_back;
+pub use take_over::take_over;
 
 use self::again::Next;
 use self::spec::spec_of;

@@ -34,6 +34,11 @@ pub(super) fn next_is_owed(end: &End, lock: &Lock, now: Timestamp) -> bool {
         End::Unstarted { outcome: Outcome::Missed, .. } => false,
         End::Known(_) | End::Unstarted { .. } => return false,
     };
+    may_run_again(lock, started, now)
+}
+
+/// Whether a fire may be run again whose last attempt, as far as anybody knows, has `started` and was lost.
+pub fn may_run_again(lock: &Lock, started: bool, now: Timestamp) -> bool {
     let promised = lock.promise() == Promise::AtLeastOnce || !started;
     let lost = lock.past().iter().filter(|past| past.outcome == Outcome::Lost).count();
     promised && now <= lock.last_start && lost + 1 < MOST_LOST
