@@ -65,7 +65,8 @@ pub struct Bounds {
 pub fn start(start: &Start<'_>) -> Result<Pid, String> {
     let prepared = Prepared::of(start)?;
     let failed = Failed { step: AtomicI32::new(0), errno: AtomicI32::new(0) };
-    let mut stack = vec![0; 64 * 1024];
+    // So large that it is mapped by itself, and what is never used of it is never there.
+    let mut stack = vec![0; 256 * 1024];
     let child = Box::new(|| {
         prepared.become_command(&failed);
         127
@@ -575,10 +576,10 @@ struct Stat {
 /// Fields of `/proc/<pid>/stat`. The name in brackets may hold anything, brackets too, so fields count from the
 /// last closing one.
 fn stat(pid: i32) -> io::Result<Stat> {
-    let mut text = String::new();
-    let mut raw = Vec::new();
-    File::open(format!("/proc/{pid}/stat"))?.read_to_end(&mut raw)?;
-    text.push_str(&String::from_utf8_lossy(&raw));
+    // Far more than it ever is, and given in one piece.
+    let mut raw = [0; 1024];
+    let read = File::open(format!("/proc/{pid}/stat"))?.read(&mut raw)?;
+    let text = String::from_utf8_lossy(&raw[..read]);
     let odd = || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat is not understood"));
     let fields: Vec<&str> = text.rsplit_once(')').ok_or_else(odd)?.1.split_ascii_whitespace().collect();
     // The first of these is field 3 of proc(5).
