@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use fleetcron::cgroup::{Delegated, give_back};
 use fleetcron::clock::Clock;
 use fleetcron::fire::{Fire, FireId};
 use fleetcron::guard::{FolderName, Guard, Heard, RunFolder, Spec};
@@ -84,6 +85,7 @@ async fn guards() -> f64 {
         let folder = tempfile::tempdir().expect("a folder");
         let runs = Arc::new(folder.path().to_owned());
         guarded.push(rate(RUNS, 8, move |number| one_guard(runs.clone(), number)).await);
+        cgroups().inspect(|below| give_back(below));
     }
     let (bare, floor) = (median(bare), median(guarded));
     println!("floor: guards with `true`, 8 at a time: {floor:.0}/s");
@@ -122,11 +124,20 @@ async fn spawn_guard(runs: &Path, number: usize, command: &str) -> (RunFolder, G
         kill_after: 1000,
         output_cap: 1 << 20,
         success_exit: [0].into(),
+        // As a daemon has it: where cgroups can be made, each run has one.
+        cgroup: cgroups().map(|cgroups| cgroups.join(name.to_string())),
         ..Spec::default()
     };
     let program = Path::new(env!("CARGO_BIN_EXE_fleetcron-guard"));
     let guard = Guard::spawn(program, &folder, lock, &spec).await.expect("a guard");
     (folder, guard)
+}
+
+/// Where a node has its runs' cgroups, if it may make any.
+fn cgroups() -> Option<&'static Path> {
+    static BELOW: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || Some(Delegated::find().ok()?.take_up(Path::new("bench")));
+    BELOW.get_or_init(find).as_deref()
 }
 
 /// How long a command takes to begin, one in flight: by a guard, from before its run file is made, and by a bare spawn.

@@ -156,9 +156,11 @@ async fn attempt(
         }
     }
     let name = FolderName { fire: claim.fire().clone(), attempt: claim.lock().attempt };
-    let spec = spec_of(place, &me, &claim, &name, job);
+    let mut spec = spec_of(place, &me, &claim, &name, job);
     let (folder, ended) = match start(place, &name, &spec).await {
         Ok((folder, guard)) => {
+            // The guard has it now; a node may have a thousand runs.
+            (spec.argv, spec.env) = Default::default();
             info!(job = %name.fire.job, fire = %name.fire.id, node = %me.name, attempt = name.attempt,
                   token = claim.token(), "started");
             let shown = Some(claim.in_touch());

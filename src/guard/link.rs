@@ -97,7 +97,7 @@ impl Guard {
 
     fn over(stream: UnixStream) -> Guard {
         let (read, speak) = stream.into_split();
-        Guard { lines: BufReader::new(read).lines(), speak, process: None }
+        Guard { lines: BufReader::with_capacity(ROOM_FOR_LINE, read).lines(), speak, process: None }
     }
 
     /// What it says next. Safe to drop while it waits.
@@ -160,6 +160,9 @@ pub fn ask_at_once(folder: &RunFolder, request: &Request) -> io::Result<()> {
         }
     }
 }
+
+/// Most of what a guard says fits; a node with a thousand runs has as many of these.
+const ROOM_FOR_LINE: usize = 512;
 
 /// How soon a guard that has just lost its node may be found.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
