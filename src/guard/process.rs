@@ -211,6 +211,8 @@ impl Watch {
         let cgroup = self.cgroup.as_ref().map(Cgroup::folder).transpose();
         let cgroup = cgroup.map_err(|error| format!("cgroup: {}", plain(&error)))?;
         let text = self.spec.stdin.as_deref().map(terms::stdin).transpose()?;
+        // Before it: a command may stop its guard at once.
+        let started_at = Timestamp::from(std::time::SystemTime::now());
         let command = child::start(&child::Start {
             argv: &self.spec.argv,
             env: &self.spec.env,
@@ -223,7 +225,7 @@ impl Watch {
         })?;
         self.command = Some(command);
         self.pipe = Some(File::from(read));
-        self.started_at = Some(Timestamp::from(std::time::SystemTime::now()));
+        self.started_at = Some(started_at);
         self.due.time_up = self.spec.timeout.map(|millis| since_boot() + Duration::from_millis(millis));
         Ok(())
     }
