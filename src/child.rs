@@ -69,7 +69,8 @@ pub struct Bounds {
 pub fn start(start: &Start<'_>) -> Result<Pid, String> {
     let prepared = Prepared::of(start)?;
     let failed = Failed { step: AtomicI32::new(0), errno: AtomicI32::new(0) };
-    let mut stack = vec![0; 64 * 1024];
+    // So large that it is mapped by itself, and what is never used of it is never there.
+    let mut stack = vec![0; 256 * 1024];
     let pid = match start.cgroup.map(|cgroup| in_cgroup(&prepared, &failed, cgroup, &mut stack)) {
         Some(Ok(pid)) => pid,
         // The child goes there by itself: that takes longer, and where it cannot be done tells why.
@@ -570,12 +571,10 @@ impl ProcessId {
     }
 }
 
-/// Has a process go on that was stopped by a signal. `is`: which one it must be, where its number may have been used
-/// again.
-pub fn wake(pid: i32, is: Option<ProcessId>) {
-    let meant = |found: &Stat| is.is_none_or(|is| is.started == found.started);
-    if stat(pid).is_ok_and(|found| found.stopped && meant(&found)) {
-        let _ = signal_one(Pid::from_raw(pid), Signal::SIGCONT);
+/// Has a process go on that was stopped by a signal.
+pub fn wake(process: ProcessId) {
+    if stat(process.pid).is_ok_and(|found| found.stopped && found.started == process.started) {
+        let _ = signal_one(Pid::from_raw(process.pid), Signal::SIGCONT);
     }
 }
 
@@ -628,10 +627,10 @@ struct Stat {
 /// Fields of `/proc/<pid>/stat`. The name in brackets may hold anything, brackets too, so fields count from the
 /// last closing one.
 fn stat(pid: i32) -> io::Result<Stat> {
-    let mut text = String::new();
-    let mut raw = Vec::new();
-    File::open(format!("/proc/{pid}/stat"))?.read_to_end(&mut raw)?;
-    text.push_str(&String::from_utf8_lossy(&raw));
+    // Far more than it ever is, and given in one piece.
+    let mut raw = [0; 1024];
+    let read = File::open(format!("/proc/{pid}/stat"))?.read(&mut raw)?;
+    let text = String::from_utf8_lossy(&raw[..read]);
     let odd = || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat is not understood"));
     let fields: Vec<&str> = text.rsplit_once(')').ok_or_else(odd)?.1.split_ascii_whitespace().collect();
     // The first of these is field 3 of proc(5).

@@ -5,6 +5,7 @@
 
 mod held_back;
 mod leave;
+mod orphans;
 mod publish;
 mod pursuit;
 mod signals;
@@ -26,6 +27,7 @@ use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
 use self::held_back::{HeldBack, Way};
+use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
 use self::signals::{Signal, Signals};
@@ -37,13 +39,13 @@ use crate::config::Policy;
 use crate::fire::{Fire, FireId};
 use crate::guard::RunFolder;
 use crate::job::{DEFAULT_KILL_AFTER, Job, JobName};
-use crate::node::{Labels, NodeName};
+use crate::node::{Labels, NodeName, NodeStart};
 use crate::planner::{Planned, Planner, START_WITHIN};
 use crate::race::{self, Candidate, Found, Me, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, Account, Order, Place};
 use crate::schedule::Timestamp;
-use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Promise, Status};
+use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Status};
 use crate::store::{
     Access, Address, Entry, Event, Follow, Revision, Seen, Store, StoreError, Together, keys,
 };
@@ -170,6 +172,9 @@ struct Daemon {
     held_back: HeldBack,
     /// A request was held back by what this node has not seen, or has seen the end of.
     ask_again: bool,
+    orphans: Orphans,
+    /// Whether a node start is an earlier life of this node, or this one.
+    own: Arc<dyn Fn(NodeStart) -> bool + Send + Sync>,
     /// Nodes whose time zone data were said to differ from ours.
     strangers: BTreeSet<String>,
     /// Requests that are not dealt with yet.
@@ -238,6 +243,7 @@ enum Wake {
     Won(Fire),
     Ended(Result<(Fire, Step), JoinError>),
     ChoreEnded(Result<(), JoinError>),
+    Orphans(Told),
     ServiceEnded(Result<anyhow::Result<()>, JoinError>),
     Signal(Signal),
 }
@@ -249,7 +255,7 @@ impl Daemon {
         options: Options,
         place: Place,
         standing: Standing,
-        state: &State,
+        state: &Arc<State>,
         signals: Signals,
         services: JoinSet<anyhow::Result<()>>,
         reload: Arc<Notify>,
@@ -270,6 +276,11 @@ impl Daemon {
             drain: store.follow(keys::drained(&options.node)),
             held_back: HeldBack::default(),
             ask_again: false,
+            orphans: Orphans::new(),
+            own: Arc::new({
+                let state = state.clone();
+                move |start| state.is_own(start)
+            }),
             strangers: BTreeSet::new(),
             options,
             place,
@@ -298,10 +309,8 @@ impl Daemon {
         for found in left {
             if state.is_own(found.lock.node_start) {
                 daemon.take_back(found).await?;
-            } else {
-                warn!(job = %found.fire.job, fire = %found.fire.id, start = %found.lock.node_start,
-                      "a lock names this node but is of another machine's life; it is left alone");
             }
+            // Of a former owner of the name: an orphan like others.
         }
         Ok(daemon)
     }
@@ -320,10 +329,13 @@ impl Daemon {
                 Wake::Drain(seen) => {
                     self.held_back.drain_seen(&self.options.node, seen);
                     self.go_on_where_free();
+                    // What this node left to others while it was drained, or they to it.
+                    self.look_for_orphans();
                 }
                 Wake::FireDue => self.race_for_due(),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
+                Wake::Orphans(told) => self.told_of_orphans(told),
                 Wake::ChoreEnded(ended) => {
                     if let Err(error) = ended {
                         error!(%error, "a small task panicked");
@@ -356,6 +368,7 @@ impl Daemon {
             signal = self.signals.next() => Wake::Signal(signal),
             Some(ended) = self.services.join_next() => Wake::ServiceEnded(ended),
             Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
+            told = self.orphans.next() => Wake::Orphans(told),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
             () = tokio::time::sleep(until_due) => Wake::FireDue,
@@ -469,30 +482,51 @@ impl Daemon {
         self.race_for_requests();
     }
 
-    /// Nodes with other time zone data than ours may work out other fires: that is said, once for each.
     fn nodes_seen(&mut self, seen: Seen) {
-        let entries = match seen {
-            Seen::All { entries, .. } => entries,
-            Seen::Changes { events, .. } => events
-                .into_iter()
-                .filter_map(|event| match event {
-                    Event::Put(entry) => Some(entry),
-                    Event::Delete { .. } => None,
-                })
-                .collect(),
-            Seen::OutOfTouch { .. } => return,
+        let living = std::mem::take(&mut self.orphans.living);
+        let (mut now_living, all) = match &seen {
+            Seen::All { .. } => (BTreeMap::new(), true),
+            Seen::Changes { .. } | Seen::OutOfTouch { .. } => (living.clone(), false),
         };
-        let ours = crate::schedule::tzdata_version();
-        for entry in entries {
-            let Ok(presence) = values::decode::<Presence>(&entry.key, &entry.value) else { continue };
-            let other = keys::name_of(&entry.key);
-            if presence.tzdata == ours {
-                self.strangers.remove(other);
-            } else if self.strangers.insert(other.to_owned()) {
-                warn!(node = %self.options.node, other, ours, theirs = presence.tzdata,
-                      "another node has other time zone data, so the two may disagree on when a job is due; \
-                       bring both to the same release");
+        let entries = match seen {
+            Seen::All { entries, .. } => entries.into_iter().map(Event::Put).collect(),
+            Seen::Changes { events, .. } => events,
+            Seen::OutOfTouch { .. } => Vec::new(),
+        };
+        for event in entries {
+            match event {
+                Event::Put(entry) => {
+                    let presence = values::decode::<Presence>(&entry.key, &entry.value);
+                    let (Ok(presence), Ok(name)) = (presence, keys::name_of(&entry.key).parse::<NodeName>())
+                    else {
+                        continue;
+                    };
+                    self.compare_zones(&name, &presence);
+                    now_living.insert(name, presence.node_start);
+                }
+                Event::Delete { key, .. } => {
+                    if let Ok(name) = keys::name_of(&key).parse::<NodeName>() {
+                        now_living.remove(&name);
+                    }
+                }
             }
+        }
+        let changed = now_living != living;
+        self.orphans.living = now_living;
+        if all || changed {
+            self.look_for_orphans();
+        }
+    }
+
+    /// Nodes with other time zone data than ours may work out other fires: that is said, once for each.
+    fn compare_zones(&mut self, other: &NodeName, presence: &Presence) {
+        let ours = crate::schedule::tzdata_version();
+        if presence.tzdata == ours {
+            self.strangers.remove(other.as_str());
+        } else if self.strangers.insert(other.to_string()) {
+            warn!(node = %self.options.node, %other, ours, theirs = presence.tzdata,
+                  "another node has other time zone data, so the two may disagree on when a job is due; \
+                   bring both to the same release");
         }
     }
 
@@ -618,7 +652,7 @@ impl Daemon {
             overlap: planned.job.overlap,
             was: planned.job.was.clone(),
             policy: LockPolicy {
-                promise: Promise::AtLeastOnce,
+                promise: planned.job.promise,
                 last_start: planned.last_start(at),
                 hold: run::hold_of(&planned.job),
             },
@@ -670,7 +704,9 @@ impl Daemon {
     /// Goes on with what waited for a slot.
     fn use_free_slots(&mut self) {
         while self.hands.len() < self.options.slots as usize {
-            if let Some(fire) = self.waiting.pop() {
+            if self.take_over_next() {
+                continue;
+            } else if let Some(fire) = self.waiting.pop() {
                 self.race_for(fire);
             } else if let Some((fire, unrun)) = self.unrun.pop_front() {
                 self.decide(fire, unrun);

@@ -103,6 +103,7 @@ pub struct Job {
     /// How long a run may go on after its node's last contact with the store.
     pub hold: Duration,
     pub overlap: Overlap,
+    pub promise: Promise,
     /// The exit codes that count as success.
     pub success_exit: BTreeSet<u8>,
     pub keep: Keep,
@@ -134,6 +135,15 @@ pub enum Overlap {
     Skip,
     /// It runs beside the other.
     Allow,
+}
+
+/// What becomes of a fire whose node is lost while it runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Promise {
+    /// It is run again.
+    AtLeastOnce,
+    /// It is recorded as lost.
+    AtMostOnce,
 }
 
 /// How much is kept of what a job did; whichever limit comes first.

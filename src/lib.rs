@@ -20,6 +20,7 @@ pub mod record;
 // Thought: pure functions.
 pub mod jobfile;
 pub mod planner;
+pub mod placement;
 
 // Hands: one piece of the world each.
 pub mod fail_point;

@@ -11,14 +11,18 @@ mod filter;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use filter::{Filter, REDACTED};
 
 /// Writes one run's output. Where the disk fails it stops writing and goes on counting, so that the command is
 /// never held up.
+///
+/// There is no file before the first byte: most commands write nothing, and to make and remove a file is a good part of
+/// what their run costs.
 pub struct Writer {
-    file: File,
+    path: PathBuf,
+    file: Option<File>,
     layout: Layout,
     /// Bytes that are in the file, or were and have been overwritten.
     written: u64,
@@ -29,13 +33,9 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates the file, which must not be there, for at most `cap` bytes of output.
-    pub fn create(path: &Path, cap: u64) -> io::Result<Writer> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        let layout = Layout::of_cap(cap);
-        let mut writer = Writer { file, layout, written: 0, seen: 0, noted: u64::MAX, failed: None };
-        writer.note()?;
-        Ok(writer)
+    /// For at most `cap` bytes of output in a file that must not be there.
+    pub fn new(path: PathBuf, cap: u64) -> Writer {
+        Writer { path, file: None, layout: Layout::of_cap(cap), written: 0, seen: 0, noted: 0, failed: None }
     }
 
     /// Takes what the command wrote. Never fails: see [`Writer::failure`].
@@ -49,7 +49,7 @@ impl Writer {
                 return;
             }
             let now = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-            match self.file.write_all_at(&bytes[..now], at) {
+            match self.file().and_then(|file| file.write_all_at(&bytes[..now], at)) {
                 Ok(()) => self.written += now as u64,
                 Err(error) => self.failed = Some(error),
             }
@@ -57,10 +57,22 @@ impl Writer {
         }
     }
 
+    fn file(&mut self) -> io::Result<&File> {
+        if self.file.is_none() {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create_new(true).mode(0o600).open(&self.path)?;
+            // Whoever reads it meanwhile finds no half of a line.
+            file.write_all_at(self.layout.first_line(0).as_bytes(), 0)?;
+            self.file = Some(file);
+        }
+        Ok(self.file.as_ref().expect("it was opened"))
+    }
+
     /// Brings the file's first line up to date, for whoever reads it meanwhile.
     pub fn note(&mut self) -> io::Result<()> {
         if self.noted != self.written {
-            self.file.write_all_at(self.layout.first_line(self.written).as_bytes(), 0)?;
+            let line = self.layout.first_line(self.written);
+            self.file()?.write_all_at(line.as_bytes(), 0)?;
             self.noted = self.written;
         }
         Ok(())
@@ -83,7 +95,7 @@ impl Writer {
 }
 
 /// What can be read of one run's output at this moment.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     pub head: Vec<u8>,
     /// Bytes between head and tail that are not kept.
@@ -277,7 +289,7 @@ mod tests {
     fn written_with(cap: u64, chunks: &[&[u8]]) -> (Kept, u64, u64) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("output");
-        let mut writer = Writer::create(&path, cap).unwrap();
+        let mut writer = Writer::new(path.clone(), cap);
         for chunk in chunks {
             writer.write(chunk);
         }

@@ -11,6 +11,7 @@ mod close;
 mod finish;
 mod spec;
 mod take_back;
+mod take_over;
 mod watch;
 
 use std::io;
@@ -21,9 +22,11 @@ use tokio::sync::watch as channel;
 use tracing::{info, warn};
 
 pub use account::Account;
+pub use again::may_run_again;
 pub use close::{clear_orphan, kept_output};
 pub use finish::{Written, finish};
 pub use take_back::take_back;
+pub use take_over::take_over;
 
 use self::again::Next;
 use self::spec::spec_of;
@@ -33,7 +36,7 @@ use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fail_point;
 use crate::guard::{Ended, FolderName, Guard, RunFolder, Spec};
-use crate::job::Job;
+use crate::job::{Job, Overlap, Promise};
 use crate::race::{self, Claim, InTouch, Standing, Verified};
 use crate::record::Outcome;
 use crate::schedule::Timestamp;
@@ -153,9 +156,11 @@ async fn attempt(
         }
     }
     let name = FolderName { fire: claim.fire().clone(), attempt: claim.lock().attempt };
-    let spec = spec_of(place, &me, &claim, &name, job);
+    let mut spec = spec_of(place, &me, &claim, &name, job);
     let (folder, ended) = match start(place, &name, &spec).await {
         Ok((folder, guard)) => {
+            // The guard has it now; a node may have a thousand runs.
+            (spec.argv, spec.env) = Default::default();
             info!(job = %name.fire.job, fire = %name.fire.id, node = %me.name, attempt = name.attempt,
                   token = claim.token(), "started");
             let shown = Some(claim.in_touch());
@@ -200,7 +205,8 @@ async fn still_fresh(place: &Place, standing: &mut Standing, claim: &Claim) -> R
 
 /// The hold of a job's locks. None where nobody else may run its fires: then nothing has to end them in time.
 pub fn hold_of(job: &Job) -> Option<Duration> {
-    Some(job.hold)
+    let nobody_else = job.overlap == Overlap::Allow && job.promise == Promise::AtMostOnce;
+    (!nobody_else).then_some(job.hold)
 }
 
 /// A claim of this age is looked at again. Less than any guard waits for before it stops a command.

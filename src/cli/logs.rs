@@ -57,7 +57,7 @@ pub async fn logs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let store = door.store().await?;
     let run = Run::find(&store, args).await?;
     let files = Files::of(&door, args, &run)?;
-    if run.under_way && args.follow && files.current().is_some() {
+    if run.under_way && args.follow && !files.is_over() {
         follow(&files, &mut door.out).await?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -220,7 +220,9 @@ async fn newest_run(store: &Store, job: &str) -> Result<Entry, Failure> {
 
 /// Where the output may be on this machine.
 struct Files {
-    /// While the command runs.
+    /// Of the run, which are there until it has its record.
+    run: RunFolder,
+    /// While the command runs, once it has written something.
     running: PathBuf,
     /// Afterwards.
     kept: PathBuf,
@@ -233,6 +235,7 @@ impl Files {
         let folder = RunFolder::at(state.runs().join(name.to_string()));
         Ok(Files {
             running: folder.output(),
+            run: folder,
             kept: kept_output(&state.outputs(), run.entry.fire(), run.attempt),
         })
     }
@@ -248,7 +251,8 @@ impl Files {
 
     fn read(&self) -> Result<Option<Kept>, Failure> {
         for _ in 0..3 {
-            let Some(path) = self.current() else { return Ok(None) };
+            // A command that runs here and has written nothing yet.
+            let Some(path) = self.current() else { return Ok((!self.is_over()).then(Kept::default)) };
             match output::read(path) {
                 Ok(kept) => return Ok(Some(kept)),
                 // It has just moved.
@@ -262,7 +266,7 @@ impl Files {
     }
 
     fn is_over(&self) -> bool {
-        !self.running.exists()
+        !self.run.is_there()
     }
 }
 

@@ -3,8 +3,8 @@
 //! | file | who, when |
 //! | --- | --- |
 //! | `NAME.run` | made and flocked by the node before the spawn, the open file inherited by the guard: not locked = no guard, and none on its way |
-//! | `NAME.control` | the socket, bound by the node before the spawn, served by the guard |
-//! | `NAME.output` | the guard: see [`crate::output`] |
+//! | `NAME.control` | the socket over which a guard is found again, bound by the guard once no node listens to it |
+//! | `NAME.output` | the guard, with the first byte of output: see [`crate::output`] |
 //!
 //! A run file has one line of JSON for each thing that is known of the run, written by who holds its lock:
 //!
@@ -15,8 +15,8 @@
 //! | `{"void": true}` | whoever closes a claim that never started: no guard starts anything here any more |
 //! | `{"ended": …}` | the guard, synced, when the command has ended |
 //!
-//! Few files, and none in a folder of its own: making one is what costs most about a short run. A line that was torn
-//! by a crash counts as never written.
+//! Few files, and none in a folder of its own: making one is what costs most about a short run, and most runs have only
+//! the run file. A line that was torn by a crash counts as never written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -272,7 +272,12 @@ impl RunFolder {
     /// The files of this name, if there are any.
     pub fn open(runs: &Path, name: &FolderName) -> Option<RunFolder> {
         let folder = RunFolder::at(runs.join(name.to_string()));
-        folder.file("run").is_file().then_some(folder)
+        folder.is_there().then_some(folder)
+    }
+
+    /// Whether the run file is there: from before the guard is spawned until the run has its record.
+    pub fn is_there(&self) -> bool {
+        self.file("run").is_file()
     }
 
     /// The files whose names begin so, as a guard is told it.
@@ -328,11 +333,16 @@ impl RunFolder {
         Ok(self.lines()?.started)
     }
 
-    /// Binds the socket over which the guard will be spoken to.
+    /// Whether a guard is there, or on its way.
+    pub fn is_guarded(&self) -> bool {
+        matches!(self.look(), Ok(Found::Guarded))
+    }
+
+    /// Binds the socket over which a node finds the guard again.
     pub fn bind_control(&self) -> io::Result<UnixListener> {
         let (_open, path) = self.control()?;
         match UnixListener::bind(&path) {
-            // Of a daemon that died between this and the spawn.
+            // Of a guard that a crash of the machine took.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 fs::remove_file(&path)?;
                 UnixListener::bind(path)
@@ -344,21 +354,21 @@ impl RunFolder {
     /// The folder it is in, open, and the path of the socket, good for as long as the folder is held open: a socket's
     /// path has at most 107 bytes, a folder's many more, so it is named through the open folder.
     pub fn control(&self) -> io::Result<(File, PathBuf)> {
-        let (Some(runs), Some(name)) =
-            (self.path.parent(), self.path.file_name().and_then(|name| name.to_str()))
-        else {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a run's files are in a folder"));
-        };
-        let folder = File::open(runs)?;
-        let name = match name.len() <= LONGEST_SOCKET_NAME {
+        let folder = File::open(self.path.parent().ok_or_else(no_folder)?)?;
+        let path = format!("/proc/self/fd/{}/{}", folder.as_raw_fd(), self.control_name()?);
+        Ok((folder, path.into()))
+    }
+
+    fn control_name(&self) -> io::Result<String> {
+        let name = self.path.file_name().and_then(|name| name.to_str()).ok_or_else(no_folder)?;
+        let short = match name.len() <= LONGEST_SOCKET_NAME {
             true => name.to_owned(),
             // The digest is as good: no other run has it.
             false => {
                 Sha256::digest(name.as_bytes()).iter().take(16).map(|byte| format!("{byte:02x}")).collect()
             }
         };
-        let path = PathBuf::from(format!("/proc/self/fd/{}/{name}.control", folder.as_raw_fd()));
-        Ok((folder, path))
+        Ok(format!("{short}.control"))
     }
 
     /// Removes all files; those that are gone count as removed. The run file goes last: as long as it is there, the
@@ -368,8 +378,7 @@ impl RunFolder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         };
-        let (_open, control) = self.control()?;
-        gone(control)?;
+        gone(self.path.with_file_name(self.control_name()?))?;
         gone(self.output())?;
         gone(self.file("run"))
     }
@@ -475,6 +484,10 @@ fn read_lines(file: &File) -> io::Result<Lines> {
         }
     }
     Ok(lines)
+}
+
+fn no_folder() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "a run's files are in a folder")
 }
 
 fn no_spec() -> io::Error {

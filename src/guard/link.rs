@@ -1,18 +1,17 @@
 //! The node's side: it spawns guards, finds them again, hears from them and speaks to them.
 
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Stdio;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::process::{Child, Command};
 
 use super::folder::{Ended, FolderLock, RunFolder, Spec, json};
 use super::hold::Contact;
+use super::stem;
 use crate::child::{self, ProcessId};
 use crate::schedule::Timestamp;
 
@@ -35,7 +34,7 @@ pub enum Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "say")]
 pub enum Answer {
-    /// To whoever connects.
+    /// To whoever begins to listen.
     Hello {
         v: u32,
         started_at: Option<Timestamp>,
@@ -61,17 +60,13 @@ pub enum Heard {
 pub struct Guard {
     lines: Lines<BufReader<OwnedReadHalf>>,
     speak: OwnedWriteHalf,
-    /// Where this process spawned it, so that it is reaped.
-    child: Option<Child>,
-    /// Where another process did.
+    /// Its process, once that was looked up.
     process: Option<ProcessId>,
 }
 
 impl Guard {
-    /// Spawns the guard `program` for a claim's folder. It inherits the folder's lock, so from here on the lock says
+    /// Spawns a guard of `program` for a claim's run file. It is given the file's lock, so from here on the lock says
     /// whether there is a guard.
-    ///
-    /// Never forks: the standard library's spawn without a hook stays on `posix_spawn`.
     pub async fn spawn(
         program: &Path,
         folder: &RunFolder,
@@ -79,27 +74,30 @@ impl Guard {
         spec: &Spec,
     ) -> io::Result<Guard> {
         lock.write_spec(spec)?;
-        let listener = folder.bind_control()?;
-        // Before the spawn: a short command's guard may be gone before this thread runs again.
-        let mut guard = Guard::connect(folder).await?;
-        let child = Command::new(program)
-            .arg(folder.path())
-            .env_clear()
-            .stdin(Stdio::from(OwnedFd::from(lock)))
-            .stdout(Stdio::from(OwnedFd::from(listener)))
-            .stderr(Stdio::inherit())
-            .spawn()
-            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", program.display())))?;
-        (guard.process, guard.child) = (None, Some(child));
-        Ok(guard)
+        // A pair, and no file for it: the guard makes one when it sees this end closed, so that it is found again.
+        let (ours, its) = std::os::unix::net::UnixStream::pair()?;
+        stem::spawn(program, folder, lock, its).await?;
+        ours.set_nonblocking(true)?;
+        Ok(Guard::over(UnixStream::from_std(ours)?))
     }
 
     /// Finds a guard that an earlier life of this node spawned.
+    ///
+    /// It is waited for as long as there is a guard: one that nobody listens to, however it came to that, makes itself be found.
     pub async fn connect(folder: &RunFolder) -> io::Result<Guard> {
         let (_open, path) = folder.control()?;
-        let (read, speak) = UnixStream::connect(path).await?.into_split();
-        let process = folder.read_started().ok().flatten().map(|started| started.guard);
-        Ok(Guard { lines: BufReader::new(read).lines(), speak, child: None, process })
+        loop {
+            match UnixStream::connect(&path).await {
+                Ok(stream) => return Ok(Guard::over(stream)),
+                Err(error) if may_come(&error) && folder.is_guarded() => tokio::time::sleep(LOOK_AGAIN).await,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn over(stream: UnixStream) -> Guard {
+        let (read, speak) = stream.into_split();
+        Guard { lines: BufReader::with_capacity(ROOM_FOR_LINE, read).lines(), speak, process: None }
     }
 
     /// What it says next. Safe to drop while it waits.
@@ -130,25 +128,48 @@ impl Guard {
     }
 
     /// Has a guard that was stopped by a signal go on: nobody may want that, least of all its command.
-    pub fn wake(&self) {
-        match (&self.child, self.process) {
-            // Not reaped yet, so the number is still its own.
-            (Some(child), _) => child.id().into_iter().for_each(|pid| child::wake(pid as i32, None)),
-            (None, Some(process)) => child::wake(process.pid, Some(process)),
-            (None, None) => {}
+    pub fn wake(&mut self, folder: &RunFolder) {
+        if self.process.is_none() {
+            self.process = folder.read_started().ok().flatten().map(|started| started.guard);
+        }
+        if let Some(process) = self.process {
+            child::wake(process);
         }
     }
 
-    /// Waits until the process is gone, where this process spawned it.
+    /// Waits until the process is gone.
     pub async fn reap(mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.wait().await;
-        }
+        while !matches!(self.hear().await, Heard::Gone) {}
     }
 }
 
 /// Asks a guard for something without waiting for what comes of it.
+///
+/// Errors: it cannot be asked, or did not make itself be found in time.
 pub fn ask_at_once(folder: &RunFolder, request: &Request) -> io::Result<()> {
     let (_open, path) = folder.control()?;
-    std::os::unix::net::UnixStream::connect(path)?.write_all(&json(request))
+    let mut looks = 0;
+    loop {
+        match std::os::unix::net::UnixStream::connect(&path) {
+            Ok(mut stream) => return stream.write_all(&json(request)),
+            Err(error) if may_come(&error) && looks < MOST_LOOKS && folder.is_guarded() => {
+                looks += 1;
+                std::thread::sleep(LOOK_AGAIN);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Most of what a guard says fits; a node with a thousand runs has as many of these.
+const ROOM_FOR_LINE: usize = 512;
+
+/// How soon a guard that has just lost its node may be found.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const MOST_LOOKS: usize = 200;
+
+/// Whether a socket that cannot be connected to may be there soon.
+fn may_come(error: &io::Error) -> bool {
+    // Refused: it is bound and not listened to yet.
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }

@@ -1,7 +1,9 @@
 //! The guard process itself: one thread, one `poll`, no runtime.
 //!
-//! It inherits the run file's lock as descriptor 0 and the listening socket as descriptor 1, and is told the
-//! folder as its only argument; neither the command nor its environment shows there.
+//! It is forked off the [stem](super::stem), which hands it the run file's lock and the line to its node; the list of processes
+//! shows the run's name, and neither the command nor its environment.
+//!
+//! Whenever no node listens, from its very start on, it has a socket beside the run file, so that the next one finds it.
 //!
 //! It adopts the orphans of its command, so the command and all it started are gone exactly when the guard has no
 //! child any more. What a command leaves behind when it ends by itself lives on; if that still holds the output, a
@@ -9,9 +11,8 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
@@ -21,12 +22,13 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::unistd::{ForkResult, Pid, chdir, dup2_stderr, dup2_stdin, dup2_stdout, fork, pipe2, setsid};
+use nix::unistd::{ForkResult, Pid, chdir, dup2_stderr, fork, pipe2, setsid};
 
 use super::folder::{EndLine, Ended, FolderLock, How, RunFolder, Spec, Started, VERSION, json};
 use super::hold::{Contact, Deadlines};
 use super::life::{Action, Event, Leftovers, State, Stop};
 use super::link::{Answer, Request};
+use super::stem::Handed;
 use super::terms;
 use crate::cgroup::Cgroup;
 use crate::child::{self, ProcessId, plain};
@@ -37,8 +39,8 @@ use crate::schedule::Timestamp;
 /// Runs the command of a run file to its end.
 ///
 /// Errors: it could not even begin, and nothing was started.
-pub fn guard(folder: PathBuf) -> io::Result<()> {
-    let inherited = Inherited::take()?;
+pub fn guard(handed: Handed) -> io::Result<()> {
+    handed.node.set_nonblocking(true)?;
     // A session of its own: the terminal and the daemon's end do not reach it, nor the command.
     setsid()?;
     child::adopt_orphans()?;
@@ -46,71 +48,20 @@ pub fn guard(folder: PathBuf) -> io::Result<()> {
     // This clock goes on while the machine is suspended, and wakes us when it is back.
     let clock = timerfd::ClockId::CLOCK_BOOTTIME;
     let timer = TimerFd::new(clock, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
-    let folder = RunFolder::at(folder);
-    let spec = inherited.lock.read_spec()?;
+    let spec = handed.lock.read_spec()?;
     // Without one its session and its descendants are all there is to go by.
     let cgroup = spec.cgroup.as_deref().and_then(|path| Cgroup::create(path).ok());
     let started = Started {
         v: VERSION,
-        boot: child::boot_id()?,
+        boot: handed.boot.clone(),
         guard: ProcessId::own()?,
         at: Timestamp::from(std::time::SystemTime::now()),
         cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()),
     };
-    let end_line = inherited.lock.note_started(&started)?;
+    let end_line = handed.lock.note_started(&started)?;
     // From here on nothing makes it give up: it would leave its command alone.
-    if let Some(pipe) = Watch::start(folder, spec, cgroup, end_line, inherited, signals, timer).watch() {
+    if let Some(pipe) = Watch::start(handed, spec, cgroup, end_line, signals, timer).watch() {
         let_go(pipe);
-    }
-    Ok(())
-}
-
-/// What the daemon hands over: the lock is held for as long as this process lives.
-struct Inherited {
-    lock: FolderLock,
-    listener: UnixListener,
-    null: File,
-}
-
-impl Inherited {
-    /// Moves both away from the standard numbers and closes them to the command.
-    fn take() -> io::Result<Inherited> {
-        let move_away = |number| {
-            let moved = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
-            // SAFETY: a descriptor that was just made and that nobody else knows.
-            if moved < 0 {
-                Err(io::Error::last_os_error())
-            } else {
-                Ok(unsafe { OwnedFd::from_raw_fd(moved) })
-            }
-        };
-        let lock = FolderLock::inherited(File::from(move_away(0)?));
-        let listener = UnixListener::from(move_away(1)?);
-        listener.set_nonblocking(true)?;
-        close_the_rest()?;
-        let null = File::options().read(true).write(true).open("/dev/null")?;
-        dup2_stdin(&null)?;
-        dup2_stdout(&null)?;
-        Ok(Inherited { lock, listener, null })
-    }
-}
-
-/// Marks every descriptor above the standard ones to be closed when the command is started: also those that whoever
-/// started the daemon left open.
-fn close_the_rest() -> io::Result<()> {
-    // SAFETY: changes flags of descriptors only.
-    let done = unsafe { libc::close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC as libc::c_int) };
-    if done == 0 {
-        return Ok(());
-    }
-    // Kernels before 5.11 do not know it.
-    for entry in std::fs::read_dir("/proc/self/fd")? {
-        if let Some(fd) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok())
-            && fd > 2
-        {
-            // SAFETY: as above.
-            unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-        }
     }
     Ok(())
 }
@@ -133,7 +84,8 @@ struct Watch {
     /// What the command is in, and the guard is not: it must see the end of all that is in it.
     cgroup: Option<Cgroup>,
     end_line: EndLine,
-    inherited: Inherited,
+    lock: FolderLock,
+    null: File,
     signals: SignalFd,
     timer: TimerFd,
     state: State,
@@ -149,10 +101,14 @@ struct Watch {
     /// How long after a KILL the next round of it is.
     patience: Duration,
     pipe: Option<File>,
-    output: Option<output::Writer>,
+    output: output::Writer,
     filter: Option<output::Filter>,
     output_failed: Option<String>,
+    /// Where output is read into. So large that it is mapped by itself, and what is never used of it is never there.
+    buffer: Vec<u8>,
     links: Vec<Link>,
+    /// Once no node listened.
+    listener: Option<UnixListener>,
 }
 
 /// When what is due, since boot.
@@ -163,6 +119,7 @@ struct Due {
     hold_wanes: Option<Duration>,
     hold_passed: Option<Duration>,
     insist_again: Option<Duration>,
+    be_found_again: Option<Duration>,
 }
 
 /// One node, or one node's life, that listens.
@@ -172,6 +129,8 @@ struct Link {
     partial: Vec<u8>,
 }
 
+/// How much of the output is read at a time: what a pipe holds.
+const AT_A_TIME: usize = 64 * 1024;
 /// A line longer than this is from nobody who speaks our language.
 const LONGEST_LINE: usize = 4096;
 /// More listeners than a node ever opens.
@@ -181,24 +140,28 @@ const FIRST_PATIENCE: Duration = Duration::from_millis(5);
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long it waits where it cannot wait for something.
 const BREATH: Duration = Duration::from_millis(100);
+/// How long after it could not make itself be found it tries again: a disk may have room then.
+const BE_FOUND_AGAIN: Duration = Duration::from_secs(1);
 
 impl Watch {
     fn start(
-        folder: RunFolder,
+        handed: Handed,
         spec: Spec,
         cgroup: Option<Cgroup>,
         end_line: EndLine,
-        inherited: Inherited,
         signals: SignalFd,
         timer: TimerFd,
     ) -> Watch {
+        let Handed { folder, lock, node, null, boot: _ } = handed;
         let mut watch = Watch {
             contact: spec.contact,
+            output: output::Writer::new(folder.output(), spec.output_cap),
             folder,
             spec,
             cgroup,
             end_line,
-            inherited,
+            lock,
+            null,
             signals,
             timer,
             state: State::Starting,
@@ -210,16 +173,19 @@ impl Watch {
             set_to: None,
             patience: FIRST_PATIENCE,
             pipe: None,
-            output: None,
             filter: None,
             output_failed: None,
-            links: Vec::new(),
+            buffer: vec![0; 4 * AT_A_TIME],
+            links: vec![Link::over(node)],
+            listener: None,
         };
         watch.count_from_contact();
         // A claim that has grown stale is somebody else's soon.
         watch.look_at_the_clock();
         if watch.state == State::Starting {
-            match watch.spawn() {
+            let spawned = watch.spawn();
+            watch.tell(&watch.hello());
+            match spawned {
                 Ok(()) => watch.happened(Event::Spawned),
                 Err(step) => {
                     watch.reason = Some(step);
@@ -231,11 +197,6 @@ impl Watch {
     }
 
     fn spawn(&mut self) -> Result<(), String> {
-        match output::Writer::create(&self.folder.output(), self.spec.output_cap) {
-            Ok(writer) => self.output = Some(writer),
-            // A full disk does not keep a command from running.
-            Err(error) => self.output_failed = Some(plain(&error)),
-        }
         let (read, write) =
             pipe2(OFlag::O_CLOEXEC).map_err(|error| format!("output pipe: {}", plain(&error.into())))?;
         fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))
@@ -250,11 +211,13 @@ impl Watch {
         let cgroup = self.cgroup.as_ref().map(Cgroup::folder).transpose();
         let cgroup = cgroup.map_err(|error| format!("cgroup: {}", plain(&error)))?;
         let text = self.spec.stdin.as_deref().map(terms::stdin).transpose()?;
+        // Before it: a command may stop its guard at once.
+        let started_at = Timestamp::from(std::time::SystemTime::now());
         let command = child::start(&child::Start {
             argv: &self.spec.argv,
             env: &self.spec.env,
             workdir: &self.spec.workdir,
-            stdin: text.as_ref().unwrap_or(&self.inherited.null),
+            stdin: text.as_ref().unwrap_or(&self.null),
             output: &write,
             identity: identity.as_ref(),
             bounds: &bounds,
@@ -262,7 +225,7 @@ impl Watch {
         })?;
         self.command = Some(command);
         self.pipe = Some(File::from(read));
-        self.started_at = Some(Timestamp::from(std::time::SystemTime::now()));
+        self.started_at = Some(started_at);
         self.due.time_up = self.spec.timeout.map(|millis| since_boot() + Duration::from_millis(millis));
         Ok(())
     }
@@ -270,6 +233,7 @@ impl Watch {
     /// Waits and acts until all is known and written. What it returns is the output that somebody still holds open.
     fn watch(mut self) -> Option<File> {
         while !self.state.is_end() {
+            self.be_found();
             let ready = self.wait().unwrap_or_else(|_| {
                 // Out of memory, at most. Nothing that is looked at makes us wait.
                 std::thread::sleep(BREATH);
@@ -391,6 +355,8 @@ impl Watch {
             // No signal tells of the end of what is in the cgroup and not the guard's.
             self.reap();
         }
+        // It is tried before every wait.
+        is_due(&mut self.due.be_found_again);
     }
 
     fn count_from_contact(&mut self) {
@@ -415,14 +381,14 @@ impl Watch {
     /// Reads what is there; never waits for more. `all`: until nothing is there, else one bufferful, so that a
     /// command that never stops writing does not keep the guard from its other duties.
     fn read_output(&mut self, all: bool) {
-        let mut buffer = [0; 64 * 1024];
+        let mut buffer = std::mem::take(&mut self.buffer);
         // A grandchild may go on writing for ever: what a pipe holds is enough.
         let mut left = if all { 32 } else { 1 };
         while left > 0
             && let Some(pipe) = &mut self.pipe
         {
             left -= 1;
-            match pipe.read(&mut buffer) {
+            match pipe.read(&mut buffer[..AT_A_TIME]) {
                 Ok(0) => self.pipe = None,
                 Ok(read) => {
                     let now = std::time::SystemTime::now();
@@ -442,23 +408,21 @@ impl Watch {
                 }
             }
         }
+        self.buffer = buffer;
         self.note_output();
     }
 
     fn keep(&mut self, bytes: &[u8]) {
-        let Some(output) = &mut self.output else { return };
-        let whole = output.failure().is_none();
-        output.write(bytes);
-        if whole && output.failure().is_some() {
+        let whole = self.output.failure().is_none();
+        self.output.write(bytes);
+        if whole && self.output.failure().is_some() {
             self.happened(Event::DiskFull);
         }
     }
 
     /// Tells in the file how far it is.
     fn note_output(&mut self) {
-        if let Some(output) = &mut self.output
-            && let Err(error) = output.note()
-        {
+        if let Err(error) = self.output.note() {
             self.output_failed = Some(plain(&error));
         }
     }
@@ -473,7 +437,7 @@ impl Watch {
             _ => How::Exited,
         };
         let (exit_code, signal) = self.status.map(child::exit_facts).unwrap_or_default();
-        let failed = self.output.as_ref().and_then(|output| output.failure()).map(plain);
+        let failed = self.output.failure().map(plain);
         let ended = Ended {
             v: VERSION,
             how,
@@ -482,19 +446,21 @@ impl Watch {
             reason: self.reason.take().or_else(|| self.want_of_memory()),
             started_at: self.started_at,
             ended_at: Timestamp::from(std::time::SystemTime::now()),
-            output_bytes: self.output.as_ref().map_or(0, output::Writer::seen),
-            output_left_out: self.output.as_ref().map_or(0, output::Writer::left_out),
+            output_bytes: self.output.seen(),
+            output_left_out: self.output.left_out(),
             output_failed: failed.or(self.output_failed.take()),
             usage: self.status.and_then(|_| child::usage()),
         };
         // On disk first; but where the disk fails, those who listen are told all the same.
-        let written = self.inherited.lock.note_ended(&self.end_line, &ended);
+        let written = self.lock.note_ended(&self.end_line, &ended);
         self.accept();
         self.tell(&Answer::Ended(ended));
         if let Some(cgroup) = &self.cgroup {
             // What the command left behind keeps it; it is removed when that has ended.
             let _ = cgroup.remove();
         }
+        // At once, so that a node that waits for the end of the line too need not be woken again.
+        self.links.clear();
         if let Err(error) = written {
             eprintln!(
                 "fleetcron-guard: {}: the end could not be written: {error}",
@@ -510,14 +476,33 @@ impl Watch {
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.inherited.listener.accept() {
+        let Some(listener) = &self.listener else { return };
+        while let Ok((stream, _)) = listener.accept() {
             if self.links.len() < MOST_LINKS && stream.set_nonblocking(true).is_ok() {
-                let mut link = Link { stream, partial: Vec::new() };
-                let hello = Answer::Hello { v: VERSION, started_at: self.started_at };
-                if link.tell(&hello) {
+                let mut link = Link::over(stream);
+                if link.tell(&self.hello()) {
                     self.links.push(link);
                 }
             }
+        }
+    }
+
+    fn hello(&self) -> Answer {
+        Answer::Hello { v: VERSION, started_at: self.started_at }
+    }
+
+    /// Where no node listens, opens the socket over which the next one does.
+    fn be_found(&mut self) {
+        if !self.links.is_empty() || self.listener.is_some() {
+            return;
+        }
+        let bound = self.folder.bind_control().and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        match bound {
+            Ok(listener) => self.listener = Some(listener),
+            Err(_) => self.due.be_found_again = Some(since_boot() + BE_FOUND_AGAIN),
         }
     }
 
@@ -555,19 +540,18 @@ impl Watch {
     fn wait(&mut self) -> io::Result<Ready> {
         self.set_timer()?;
         let mut fds = Vec::with_capacity(4 + self.links.len());
-        for fd in [self.signals.as_fd(), self.timer.as_fd(), self.inherited.listener.as_fd()] {
-            fds.push(PollFd::new(fd, PollFlags::POLLIN));
-        }
-        fds.extend(self.links.iter().map(|link| PollFd::new(link.stream.as_fd(), PollFlags::POLLIN)));
-        if let Some(pipe) = &self.pipe {
-            fds.push(PollFd::new(pipe.as_fd(), PollFlags::POLLIN));
-        }
+        let mut want = |fd| fds.push(PollFd::new(fd, PollFlags::POLLIN));
+        want(self.signals.as_fd());
+        want(self.timer.as_fd());
+        self.listener.iter().for_each(|listener| want(listener.as_fd()));
+        self.links.iter().for_each(|link| want(link.stream.as_fd()));
+        self.pipe.iter().for_each(|pipe| want(pipe.as_fd()));
         match poll(&mut fds, PollTimeout::NONE) {
             Ok(_) | Err(nix::errno::Errno::EINTR) => {}
             Err(error) => return Err(error.into()),
         }
         let is_ready = |fd: &PollFd| fd.any().unwrap_or(false);
-        let links = 3 + self.links.len();
+        let links = 2 + self.listener.iter().len() + self.links.len();
         Ok(Ready {
             signals: is_ready(&fds[0]),
             links: fds[2..links].iter().any(is_ready),
@@ -577,8 +561,9 @@ impl Watch {
 
     /// Has the timer ring at what is due next. What rang is not read: setting it anew stops it.
     fn set_timer(&mut self) -> io::Result<()> {
-        let Due { time_up, grace_up, hold_wanes, hold_passed, insist_again } = self.due;
-        let next = [time_up, grace_up, hold_wanes, hold_passed, insist_again].into_iter().flatten().min();
+        let Due { time_up, grace_up, hold_wanes, hold_passed, insist_again, be_found_again } = self.due;
+        let all = [time_up, grace_up, hold_wanes, hold_passed, insist_again, be_found_again];
+        let next = all.into_iter().flatten().min();
         if next == self.set_to {
             return Ok(());
         }
@@ -602,6 +587,10 @@ struct Ready {
 }
 
 impl Link {
+    fn over(stream: UnixStream) -> Link {
+        Link { stream, partial: Vec::new() }
+    }
+
     /// Reads what is there; false when the other side is gone or talks nonsense.
     fn hear(&mut self, asked: &mut Vec<Request>) -> bool {
         let mut buffer = [0; 1024];

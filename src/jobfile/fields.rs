@@ -13,11 +13,12 @@ use super::value::{Field, LONGEST_ARGUMENT};
 use super::when::{self, When};
 use crate::job::{
     Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, LEAST_HOLD, Overlap,
+    Promise,
 };
 use crate::schedule::{Schedule, Zone};
 
 /// The fields of a job, in the order people read them.
-pub(super) const FIELDS: [&str; 34] = [
+pub(super) const FIELDS: [&str; 35] = [
     "description",
     "owner",
     "schedule",
@@ -36,6 +37,7 @@ pub(super) const FIELDS: [&str; 34] = [
     "kill_after",
     "hold",
     "overlap",
+    "promise",
     "success_exit",
     "keep",
     "user",
@@ -56,18 +58,8 @@ pub(super) const FIELDS: [&str; 34] = [
 
 /// Fields that later versions will know. They are refused and not passed over, because a job that runs as the
 /// wrong user or on every node is worse than one that does not run.
-const LATER: [&str; 10] = [
-    "after",
-    "catch_up",
-    "mutex",
-    "nodes",
-    "notify",
-    "priority",
-    "promise",
-    "retry",
-    "run_on",
-    "start_within",
-];
+const LATER: [&str; 9] =
+    ["after", "catch_up", "mutex", "nodes", "notify", "priority", "retry", "run_on", "start_within"];
 
 /// Fields that make sense for one job only.
 const NOT_IN_DEFAULTS: [&str; 4] = ["schedule", "command", "after", "was"];
@@ -104,6 +96,7 @@ pub(super) struct Written {
     hold: Option<At<Duration>>,
     splay: Option<At<Duration>>,
     overlap: Option<Overlap>,
+    promise: Option<Promise>,
     success_exit: Option<At<BTreeSet<u8>>>,
     records: Option<At<u64>>,
     days: Option<At<u64>>,
@@ -164,6 +157,7 @@ impl Written {
             "hold" => self.hold = hold(field, found),
             "splay" => self.splay = field.duration(found),
             "overlap" => self.overlap = overlap(field, found),
+            "promise" => self.promise = promise(field, found),
             "success_exit" => self.success_exit = field.exit_codes(found),
             "keep" => self.read_keep(field, found),
             "was" => self.was = former_name(field, found),
@@ -213,6 +207,7 @@ impl Written {
             hold: self.hold.or(defaults.hold),
             splay: self.splay.or(defaults.splay),
             overlap: self.overlap.or(defaults.overlap),
+            promise: self.promise.or(defaults.promise),
             success_exit: self.success_exit.or(defaults.success_exit),
             records: self.records.or(defaults.records),
             days: self.days.or(defaults.days),
@@ -253,6 +248,7 @@ impl Written {
             hold: value(written.hold).unwrap_or(DEFAULT_HOLD),
             splay: value(written.splay).unwrap_or_default(),
             overlap: written.overlap.unwrap_or(Overlap::Skip),
+            promise: written.promise.unwrap_or(Promise::AtLeastOnce),
             success_exit: value(written.success_exit).unwrap_or(BTreeSet::from([0])),
             keep: Keep {
                 records: small(written.records, default_keep.records),
@@ -430,6 +426,21 @@ fn command(field: &Field<'_>, found: &mut Found) -> Option<Command> {
         return None;
     }
     Some(command)
+}
+
+fn promise(field: &Field<'_>, found: &mut Found) -> Option<Promise> {
+    let text = field.text(found)?;
+    match text.value.as_str() {
+        "at-least-once" => return Some(Promise::AtLeastOnce),
+        "at-most-once" => return Some(Promise::AtMostOnce),
+        other => {
+            let message =
+                format!("promise must be \"at-least-once\" or \"at-most-once\", not {}", quoted(other));
+            let known = ["at-least-once", "at-most-once"].into_iter();
+            found.mistake(&field.spot, message, nearest(other, known).as_deref());
+        }
+    }
+    None
 }
 
 fn overlap(field: &Field<'_>, found: &mut Found) -> Option<Overlap> {

@@ -7,7 +7,7 @@ use super::remark::printable;
 use super::terms;
 use super::value::show_size;
 use super::when;
-use crate::job::{Command, Job, JobName, Overlap};
+use crate::job::{Command, Job, JobName, Overlap, Promise};
 
 /// The difference between the jobs of a source in the store and in the files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -82,6 +82,7 @@ pub fn fields(job: &Job) -> Vec<(&'static str, String)> {
     fields.push(("kill_after", duration(job.kill_after)));
     fields.push(("hold", duration(job.hold)));
     fields.push(("overlap", text(overlap(job.overlap))));
+    fields.push(("promise", text(promise(job.promise))));
     let codes: Vec<_> = job.success_exit.iter().map(u8::to_string).collect();
     fields.push(("success_exit", format!("[{}]", codes.join(", "))));
     let keep = job.keep;
@@ -106,6 +107,13 @@ fn overlap(overlap: Overlap) -> &'static str {
     match overlap {
         Overlap::Skip => "skip",
         Overlap::Allow => "allow",
+    }
+}
+
+fn promise(promise: Promise) -> &'static str {
+    match promise {
+        Promise::AtLeastOnce => "at-least-once",
+        Promise::AtMostOnce => "at-most-once",
     }
 }
 
@@ -252,6 +260,7 @@ mod tests {
             "kill_after = '5s'",
             "hold = '2m'",
             "overlap = 'allow'",
+            "promise = 'at-most-once'",
             "success_exit = [1]",
             "keep = { output = 5 }",
             "user = 'www'",

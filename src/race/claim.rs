@@ -62,6 +62,17 @@ impl Claim {
         self.token.0
     }
 
+    /// The claim of who has taken a fire over from a lost node.
+    pub(super) fn taken_over(
+        fire: Fire,
+        lock: Lock,
+        revision: Revision,
+        in_touch: InTouch,
+        status: Option<Status>,
+    ) -> Claim {
+        Claim { fire, lock, revision, token: revision, in_touch, status }
+    }
+
     /// A later look has shown that it is still this node's.
     pub fn confirmed(&mut self, in_touch: InTouch) {
         self.in_touch = in_touch;

@@ -59,6 +59,11 @@ pub struct Registration {
 }
 
 impl Registration {
+    /// The revision at which this node's epoch was last written.
+    pub(super) fn epoch(&self) -> Revision {
+        self.epoch
+    }
+
     /// How often the lease had been lost when this was made.
     pub fn losses(&self) -> u32 {
         self.losses

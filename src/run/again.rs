@@ -12,12 +12,12 @@ use super::spec::no_spec;
 use super::{End, Order, Place};
 use crate::fail_point;
 use crate::guard::How;
-use crate::job::Job;
+use crate::job::{Job, Promise};
 use crate::race::{self, Claim, Found, Standing};
 use crate::record::{Outcome, Past, Record};
 use crate::schedule::Timestamp;
 use crate::store::StoreError;
-use crate::store::values::{Lock, Promise};
+use crate::store::values::Lock;
 
 /// How often a fire may be lost before it is left at that: one that takes its guard or its node down with it each time
 /// must not go round the fleet for ever.
@@ -34,7 +34,12 @@ pub(super) fn next_is_owed(end: &End, lock: &Lock, now: Timestamp) -> bool {
         End::Unstarted { outcome: Outcome::Missed, .. } => false,
         End::Known(_) | End::Unstarted { .. } => return false,
     };
-    let promised = lock.promise == Promise::AtLeastOnce || !started;
+    may_run_again(lock, started, now)
+}
+
+/// Whether a fire may be run again whose last attempt, as far as anybody knows, has `started` and was lost.
+pub fn may_run_again(lock: &Lock, started: bool, now: Timestamp) -> bool {
+    let promised = lock.promise() == Promise::AtLeastOnce || !started;
     let lost = lock.past().iter().filter(|past| past.outcome == Outcome::Lost).count();
     promised && now <= lock.last_start && lost + 1 < MOST_LOST
 }

@@ -13,11 +13,11 @@ use crate::child;
 use crate::fail_point;
 use crate::guard::folder::{Found as FoundFolder, Started};
 use crate::guard::{FolderName, Guard, RunFolder};
-use crate::job::Job;
+use crate::job::{Job, Promise};
 use crate::race::{Found, Standing};
 use crate::record::Outcome;
 use crate::store::StoreError;
-use crate::store::values::{LockState, Promise};
+use crate::store::values::LockState;
 
 /// Sees to one lock that an earlier life of this node left, to its record.
 ///
@@ -66,7 +66,7 @@ async fn see_to(
     let folder = RunFolder::open(&place.runs, &name);
     let spec = folder.as_ref().and_then(|folder| folder.read_spec().ok()).unwrap_or_else(no_spec);
     let earlier_boot = found.lock.node_start != me.start;
-    let promise = found.lock.promise;
+    let promise = found.lock.promise();
     // The locks were listed after the registration: what they show was this node's then.
     let mut claim = found.into_claim(standing.in_touch());
     let end = match folder.as_ref().map(RunFolder::look).transpose() {

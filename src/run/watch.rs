@@ -106,7 +106,7 @@ impl Watch<'_> {
                         verifying = verifying.or_else(|| Some(self.verify()));
                     } else if contact.at >= passed_on + self.silence() {
                         passed_on = contact.at;
-                        guard.wake();
+                        guard.wake(self.folder);
                         self.pass_on(&mut guard, contact).await;
                     }
                 }

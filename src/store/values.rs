@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::fire::Fire;
-use crate::job::{CREDENTIALS, Command, DEFAULT_HOLD, Job, JobName, Keep, Limit, Overlap, SourceName, Terms};
+use crate::job::{
+    CREDENTIALS, Command, DEFAULT_HOLD, Job, JobName, Keep, Limit, Overlap, Promise, SourceName, Terms,
+};
 use crate::node::{Labels, NodeName, NodeStart, as_text};
 use crate::record::{Outcome, Past, Record, RunFacts, Usage, Writer};
 use crate::schedule::{Calendar, CalendarText, Dates, Schedule, Timestamp, Zone};
@@ -99,6 +101,9 @@ struct JobForm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     hold: Option<u64>,
     overlap: OverlapForm,
+    /// Absent: the default, as in every definition before there was another.
+    #[serde(default, skip_serializing_if = "is_default")]
+    promise: PromiseForm,
     success_exit: BTreeSet<u8>,
     keep: KeepForm,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -146,6 +151,32 @@ enum OverlapForm {
     Allow,
 }
 
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum PromiseForm {
+    #[default]
+    AtLeastOnce,
+    AtMostOnce,
+}
+
+impl From<Promise> for PromiseForm {
+    fn from(promise: Promise) -> PromiseForm {
+        match promise {
+            Promise::AtLeastOnce => PromiseForm::AtLeastOnce,
+            Promise::AtMostOnce => PromiseForm::AtMostOnce,
+        }
+    }
+}
+
+impl From<PromiseForm> for Promise {
+    fn from(form: PromiseForm) -> Promise {
+        match form {
+            PromiseForm::AtLeastOnce => Promise::AtLeastOnce,
+            PromiseForm::AtMostOnce => Promise::AtMostOnce,
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct KeepForm {
     records: u32,
@@ -182,6 +213,7 @@ impl JobForm {
                 Overlap::Skip => OverlapForm::Skip,
                 Overlap::Allow => OverlapForm::Allow,
             },
+            promise: job.promise.into(),
             success_exit: job.success_exit.clone(),
             keep: KeepForm { records: job.keep.records, days: job.keep.days, output: job.keep.output },
             user: job.terms.user.clone(),
@@ -261,6 +293,7 @@ impl JobForm {
                 OverlapForm::Skip => Overlap::Skip,
                 OverlapForm::Allow => Overlap::Allow,
             },
+            promise: self.promise.into(),
             success_exit: self.success_exit,
             keep: Keep { records: self.keep.records, days: self.keep.days, output: self.keep.output },
             terms,
@@ -379,7 +412,7 @@ pub struct Lock {
     pub attempt: u32,
     pub state: LockState,
     pub claimed_at: Timestamp,
-    pub promise: Promise,
+    promise: PromiseForm,
     /// The last instant at which an attempt may start.
     pub last_start: Timestamp,
     /// How long after its holder's last contact a run may go on, in milliseconds. None: nobody else may take it over.
@@ -467,7 +500,7 @@ impl Lock {
             attempt,
             state: LockState::Held,
             claimed_at: at,
-            promise: policy.promise,
+            promise: policy.promise.into(),
             last_start: policy.last_start,
             hold: policy.hold.map(millis),
             token: None,
@@ -483,7 +516,7 @@ impl Lock {
         at: Timestamp,
         hold: Option<Duration>,
     ) -> Lock {
-        let policy = LockPolicy { promise: self.promise, last_start: self.last_start, hold };
+        let policy = LockPolicy { promise: self.promise(), last_start: self.last_start, hold };
         let lock = Lock::held(node.clone(), node_start, self.attempt + 1, at, policy);
         Lock { past: self.past.clone(), ..lock }
     }
@@ -498,6 +531,10 @@ impl Lock {
         let mut all = self.past.clone();
         all.push(past.into());
         Lock { state: LockState::Waiting, hold: Some(0), token: None, past: all, ..self.clone() }
+    }
+
+    pub fn promise(&self) -> Promise {
+        self.promise.into()
     }
 
     /// The attempts before this one, the oldest first.
@@ -517,13 +554,6 @@ pub enum LockState {
     Held,
     /// Between two attempts: nothing runs.
     Waiting,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Promise {
-    AtLeastOnce,
-    AtMostOnce,
 }
 
 /// A value of `status/`: for people, never a proof.
@@ -768,6 +798,10 @@ fn instant(at: Timestamp) -> String {
 
 fn is_false(flag: &bool) -> bool {
     !flag
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 fn is_zero(number: &u64) -> bool {

@@ -7,10 +7,11 @@ use std::process::{Command, Output, Stdio};
 
 use fleetcron::clock::TEST_CLOCK;
 use fleetcron::fire::Fire;
+use fleetcron::job::Promise;
 use fleetcron::node::{NodeName, NodeStart};
 use fleetcron::record::{Outcome, Record, RunFacts, Writer};
 use fleetcron::schedule::Timestamp;
-use fleetcron::store::values::{self, Facts, Lock, LockPolicy, Presence, Promise, Status};
+use fleetcron::store::values::{self, Facts, Lock, LockPolicy, Presence, Status};
 use fleetcron::store::{Access, Address, Op, Store, Txn, keys};
 
 mod acting;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use fleetcron::cgroup::{Cgroup, Delegated};
 use fleetcron::child::{session_members, signal_name};
 use fleetcron::fire::{Fire, FireId};
-use fleetcron::guard::folder::Found;
+use fleetcron::guard::folder::{FolderLock, Found};
 use fleetcron::guard::link::Request;
 use fleetcron::guard::{Contact, Ended, FolderName, Guard, Heard, How, RunFolder, Spec};
 use fleetcron::output;
@@ -101,12 +101,17 @@ impl Runs {
         self.folder.path().join(name)
     }
 
-    async fn start(&self, spec: &Spec) -> Run {
+    fn claim(&self) -> (RunFolder, FolderLock) {
         let job = "guarded".parse().unwrap();
         let name = FolderName { fire: Fire::new(job, FireId::Manual(Ulid::generate())), attempt: 1 };
-        let (folder, lock) = RunFolder::create(&self.path("runs"), &name).unwrap();
+        RunFolder::create(&self.path("runs"), &name).unwrap()
+    }
+
+    async fn start(&self, spec: &Spec) -> Run {
+        let (folder, lock) = self.claim();
+        let name = folder.path().file_name().unwrap().to_owned();
         let mut spec = spec.clone();
-        spec.cgroup = spec.cgroup.or(self.cgroups.as_ref().map(|cgroups| cgroups.join(name.to_string())));
+        spec.cgroup = spec.cgroup.or(self.cgroups.as_ref().map(|cgroups| cgroups.join(name)));
         let guard = Guard::spawn(&self.program, &folder, lock, &spec).await.unwrap();
         Run { folder, guard: Some(guard) }
     }
@@ -176,8 +181,15 @@ impl Run {
         ended
     }
 
+    /// All that it wrote. Who writes nothing makes no file.
     fn text(&self) -> String {
-        output::read(&self.folder.output()).unwrap().text()
+        match output::read(&self.folder.output()) {
+            Ok(kept) => kept.text(),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}");
+                String::new()
+            }
+        }
     }
 
     /// The guard's process, which is also the number of its session.

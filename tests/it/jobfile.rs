@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fleetcron::files::{self, FilesFound, Signature};
-use fleetcron::job::{Command, IoNice, Job, Keep, Limit, Overlap, Terms};
+use fleetcron::job::{Command, IoNice, Job, Keep, Limit, Overlap, Promise, Terms};
 use fleetcron::jobfile::{self, JobFile, Mistakes, SourceFile};
 use fleetcron::schedule::{Calendar, CalendarText, Schedule, Zone};
 use proptest::prelude::*;
@@ -94,6 +94,7 @@ splay = "10m"
 kill_after = "500ms"
 hold = "2m"
 overlap = "allow"
+promise = "at-most-once"
 success_exit = [0, 24]
 keep = { records = 5, output = "1 MB" }
 user = "postgres"
@@ -147,6 +148,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         kill_after: Duration::from_millis(500),
         hold: Duration::from_secs(120),
         overlap: Overlap::Allow,
+        promise: Promise::AtMostOnce,
         success_exit: BTreeSet::from([0, 24]),
         keep: Keep { records: 5, days: 7, output: 1_000_000 },
         terms: Terms {
@@ -187,6 +189,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         kill_after: Duration::from_secs(10),
         hold: Duration::from_secs(60),
         overlap: Overlap::Skip,
+        promise: Promise::AtLeastOnce,
         success_exit: BTreeSet::from([0]),
         keep: Keep { records: 100, days: 7, output: 10 << 20 },
         terms: Terms { nice: Some(5), limits: [(Limit::Nofile, Some(99))].into(), ..Terms::default() },
@@ -194,7 +197,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
     };
     assert_eq!(parsed.jobs, [backup, plain]);
     assert_eq!((parsed.source.as_str(), parsed.source_named), ("shop", true));
-    assert_eq!(parsed.places[&"plain".parse().unwrap()].to_string(), "jobs.toml:49:7");
+    assert_eq!(parsed.places[&"plain".parse().unwrap()].to_string(), "jobs.toml:50:7");
     assert_eq!(parsed.warnings, []);
 }
 

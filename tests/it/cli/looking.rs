@@ -282,7 +282,7 @@ fn logs_shows_the_output_that_is_kept_here_and_else_the_tail_of_the_record() {
 
     let kept = kept_output(&desk.path("state/output"), &of, 1);
     std::fs::create_dir_all(kept.parent().unwrap()).unwrap();
-    let mut writer = output::Writer::create(&kept, 100).unwrap();
+    let mut writer = output::Writer::new(kept.clone(), 100);
     writer.write(b"all of \xff it\n");
     writer.note().unwrap();
     let raw = desk.command(&["logs", "-f", "backup/20261128T010000Z"]).output().unwrap();

@@ -37,6 +37,10 @@ enum Before {
     KilledAndEnded,
     /// The same, but the daemon was stopped in order while the command ran.
     StoppedInRun,
+    /// A request whose command ran on another node, of which nothing is left.
+    LostOther,
+    /// The same, and then the job was removed.
+    LostOtherAndRemoved,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +123,19 @@ const DRIVES: &[Drive] = &[
     drive("finish.send", Scheduled, &[], &[]),
     drive("finish.pause", Asked, &["finish.send"], &[AwaitWait, LockFile, GoOn]),
     drive("finish.late", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("orphans.list", Scheduled, &[], &[]),
+    drive("orphans.drained", Scheduled, &[], &[]),
+    drive("orphan.look", LostOther, &[], &[]),
+    drive("over.begin", LostOther, &[], &[]),
+    drive("over.registration", LostOther, &[], &[]),
+    drive("over.send", LostOther, &[], &[]),
+    drive("over.fence", LostOther, &["over.send"], &[AwaitWait, LoseLease, GoOn]),
+    drive("over.pause", LostOther, &["over.send"], &[AwaitWait, LockFile, GoOn]),
+    drive("over.run", LostOther, &[], &[]),
+    drive("over.close", LostOtherAndRemoved, &[], &[]),
+    drive("lost.status", LostOtherAndRemoved, &[], &[]),
+    drive("lost.send", LostOtherAndRemoved, &[], &[]),
+    drive("lost.fence", LostOtherAndRemoved, &["lost.send"], &[AwaitWait, LoseLease, GoOn]),
     drive("late.look", KilledAndEnded, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
     drive("orphan.end", KilledInRun, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
     drive("orphan.late", KilledAndEnded, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
@@ -290,6 +307,9 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
         "Box::pin(async move { race::verify(&together, &mut standing, &clock, &fire, &lock).await })",
         "begins with verify.read",
     ),
+    ("Err(error) => pause(store, error).await?,", "its only wait is after over.pause"),
+    ("pause(store, error).await?;", "the same"),
+    ("if !race::close_orphan(&place.store, standing, &orphan, &record).await? {", "begins with lost.status"),
     ("keep_late(store, &record).await?;", "begins with late.look"),
     (
         "LockState::Held => see_to(place, standing, found, &mut orders).await?,",
@@ -377,11 +397,23 @@ impl World {
                 }
                 node
             }
+            LostOther | LostOtherAndRemoved => {
+                let mut other = fleet.node("z").start();
+                self.await_start().await;
+                let guards = other.guards();
+                other.kill();
+                for guard in guards {
+                    for process in session_members(guard).unwrap().into_iter().chain([Pid::from_raw(guard)]) {
+                        let _ = kill(process, Signal::SIGKILL);
+                    }
+                }
+                other
+            }
         };
         if before == KilledAndEnded {
             fleet.wait_until("the command to end", async || died.guards().is_empty()).await;
         }
-        if let DiedAtAndRemoved(_) = before {
+        if let DiedAtAndRemoved(_) | LostOtherAndRemoved = before {
             fleet.sync("[source]\nname = 'default'\n[jobs]\n").await;
         }
         self.earlier.push(died);
@@ -389,7 +421,7 @@ impl World {
 
     fn jobs(&self) -> String {
         let command = quoted(&self.fleet.marking("exec sleep 3"));
-        format!("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\n")
+        format!("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\nhold = '6s'\nkill_after = '1s'\n")
     }
 
     async fn await_start(&self) {
@@ -448,7 +480,7 @@ impl World {
                         locks.is_empty() && requests.is_empty()
                     })
                     .await;
-                if let DiedAtAndRemoved(_) = before {
+                if let DiedAtAndRemoved(_) | LostOtherAndRemoved = before {
                     fleet.sync(&self.jobs()).await;
                 }
                 // The lane is free: the next one runs.

@@ -163,6 +163,40 @@ async fn a_command_that_stops_its_own_guard_does_not_block_its_job() {
     node.stop(&fleet).await;
 }
 
+#[tokio::test]
+async fn c20_a_run_that_outlasts_every_lease_is_never_doubled_on_three_nodes() {
+    let (lasts, rounds) = if long() { (60, 4) } else { (12, 2) };
+    let fleet = Fleet::on_etcd(Version::V34).await;
+    let steps = fleet.path("steps").display().to_string();
+    let more = format!("echo begin >> {steps}; sleep {lasts}; echo end >> {steps}");
+    let command = quoted(&fleet.marking(&more));
+    fleet.sync(&format!("[jobs.long]\nschedule = '@every 1s'\ncommand = {command}\nhold = '6s'\n")).await;
+    let mut nodes = Vec::new();
+    for name in ["a", "b", "c"] {
+        nodes.push(fleet.node(name).ready().await);
+    }
+    let ends = || fs::read_to_string(&steps).unwrap_or_default().matches("end").count();
+    for round in 1..=rounds {
+        let since = Instant::now();
+        fleet
+            .wait_until("the run to end", async || {
+                assert!(since.elapsed() < LONG_ENOUGH, "{}", fleet.logs());
+                ends() >= round
+            })
+            .await;
+    }
+    for node in &mut nodes {
+        node.stop(&fleet).await;
+    }
+    let text = fs::read_to_string(&steps).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(
+        lines.chunks(2).all(|pair| matches!(pair, ["begin", "end"] | ["begin"])),
+        "two at once: {lines:?}"
+    );
+    println!("{} runs of {lasts} s under leases of 5 s, never two at once", lines.len().div_ceil(2));
+}
+
 /// Commands of different lengths, and a daemon that is killed again and again meanwhile: none of them notices.
 #[tokio::test]
 async fn commands_outlive_any_number_of_daemons_and_each_is_recorded_as_it_ended() {

@@ -75,14 +75,28 @@ async fn stopped_for_longer_than_the_hold_a_node_finds_its_commands_untouched() 
         let release = fleet.path("release");
         let more = format!("until [ -e {} ]; do sleep 0.1; done", release.display());
         let fleet = with_job(fleet, &more, "hold = '6s'\nkill_after = '1s'").await;
+        // A second job, with a time-out that it keeps.
+        let (lasts, gap) = if long() { (20, 120) } else { (4, 8) };
+        let timed = format!(
+            "[source]\nname = 'timed'\n[jobs.timed]\nschedule = '0 0 1 1 *'\ntimeout = '30s'\n\
+            command = 'sleep {lasts}; exit 6'\nhold = '6s'\nkill_after = '1s'\n"
+        );
+        fleet.sync(&timed).await;
         let mut node = fleet.node("a").ready().await;
+        let timed = fleet.ask("timed").await;
         let (fire, pid) = running(&fleet).await;
+        fleet.wait_until("both to run", async || node.guards().len() == 2).await;
         node.stop(&fleet).await;
         let stopped = Instant::now();
-        fleet.wait_until("the hold to pass", async || stopped.elapsed() > Duration::from_secs(8)).await;
+        fleet.wait_until("a while to pass", async || stopped.elapsed() > Duration::from_secs(gap)).await;
         assert!(!is_gone(pid));
         let mut next = fleet.node("a").ready().await;
         next.wait_until_it_says(&fleet, "taken back").await;
+        let record = fleet.wait_for_record(&timed).await;
+        assert_eq!((run(&record).exit_code, run(&record).attempt), (Some(6), 1));
+        let lasted = run(&record).ended_at.unwrap() - run(&record).started_at.unwrap();
+        assert!(lasted >= chrono::TimeDelta::seconds(lasts), "it was not cut short: {lasted}");
+        assert!(!is_gone(pid));
         fs::write(&release, "").unwrap();
         assert_eq!(fleet.wait_for_record(&fire).await.outcome, Outcome::Succeeded);
         next.stop(&fleet).await;

@@ -1,5 +1,7 @@
 //! All that a command started ends with it when it is stopped, and lives on when it ends by itself.
 
+use fleetcron::guard::stem;
+
 use super::*;
 
 /// Writes its number into the file `pids` and sleeps; `how` begins the line.
@@ -262,10 +264,72 @@ async fn a_guard_goes_on_without_a_daemon_and_is_found_again() {
     let mut run = runs.start(&shell(&waits)).await;
     for _ in 0..5 {
         // The connection is dropped, the guard's process is not: as when a daemon dies.
-        let guard = Guard::connect(&run.folder).await.unwrap();
-        run.guard = Some(guard);
+        run.guard = None;
+        run.guard = Some(Guard::connect(&run.folder).await.unwrap());
     }
     let Heard::Started(Some(_)) = run.guard().hear().await else { panic!("it greets") };
     fs::write(&go, "").unwrap();
     assert_eq!(end(&run.ended().await), (Some(7), None));
+}
+
+#[tokio::test]
+async fn a_guard_whose_daemon_was_gone_before_it_began_is_found_all_the_same() {
+    let runs = Runs::new();
+    let go = runs.path("go");
+    let spec = shell(&format!("until [ -e {} ]; do sleep 0.02; done; exit 7", go.display()));
+    let (folder, lock) = runs.claim();
+    lock.write_spec(&spec).unwrap();
+    let (ours, its) = std::os::unix::net::UnixStream::pair().unwrap();
+    drop(ours);
+    // What is in the socket's place for now stands for a disk that is full for a while.
+    let (_open, control) = folder.control().unwrap();
+    fs::create_dir(&control).unwrap();
+    stem::spawn(Path::new(env!("CARGO_BIN_EXE_fleetcron-guard")), &folder, lock, its).await.unwrap();
+    let looking = tokio::spawn({
+        let folder = folder.clone();
+        async move { Guard::connect(&folder).await }
+    });
+    wait_for("the command to begin", || folder.read_started().unwrap()).await;
+    fs::remove_dir(control).unwrap();
+    let guard = tokio::time::timeout(LONG_ENOUGH, looking).await.expect("it is found").unwrap().unwrap();
+    let mut run = Run { folder, guard: Some(guard) };
+    fs::write(&go, "").unwrap();
+    assert_eq!(end(&run.ended().await), (Some(7), None));
+}
+
+#[tokio::test]
+async fn who_looks_for_a_guard_that_is_gone_does_not_wait_for_it() {
+    let runs = Runs::new();
+    let (run, _) = runs.run(&shell("true")).await;
+    assert!(Guard::connect(&run.folder).await.is_err());
+}
+
+#[tokio::test]
+async fn guards_outlive_the_stem_they_were_forked_off_and_the_next_one_has_another() {
+    let runs = Runs::new();
+    let go = runs.path("go");
+    // A name of its own, so that no other test's guards come of the same stem.
+    let program = runs.path("guard");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_fleetcron-guard"), &program).unwrap();
+    let spec = shell(&format!("until [ -e {} ]; do sleep 0.02; done; exit 7", go.display()));
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        let (folder, lock) = runs.claim();
+        let guard = Guard::spawn(&program, &folder, lock, &spec).await.unwrap();
+        wait_for("the command to begin", || folder.read_started().unwrap()).await;
+        let run = Run { folder, guard: Some(guard) };
+        let stem = parent(run.guard_pid());
+        kill(Pid::from_raw(stem), Signal::SIGKILL).unwrap();
+        wait_for("the stem to end", || (!lives(stem)).then_some(())).await;
+        all.push(run);
+    }
+    fs::write(&go, "").unwrap();
+    for mut run in all {
+        assert_eq!(end(&run.ended().await), (Some(7), None));
+    }
+}
+
+fn parent(pid: i32) -> i32 {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    text.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().parse().unwrap()
 }

@@ -1,0 +1,298 @@
+//! Orphans: locks whose holder is gone. They are looked at, waited for, and taken over or closed.
+//!
+//! Whoever takes one over has waited for as long as the lock says since the *answer* of a look that showed the holder
+//! gone; the holder's last contact was sent before that, so its run has stopped by its own clock. A holder that comes
+//! back moves its epoch, and every taker that waited starts over.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::claim::{Claim, Found};
+use super::registration::{InTouch, Me, Registration, Standing};
+use crate::clock::Clock;
+use crate::fail_point;
+use crate::node::{NodeName, NodeStart};
+use crate::record::{Outcome, Past, Record};
+use crate::store::values::{self, Lock, LockState, Presence, Status};
+use crate::store::{Compare, Op, Revision, Store, StoreError, Txn, keys};
+
+/// A lock whose holder is gone, as one look has shown it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Orphan {
+    pub found: Found,
+    /// The holder's epoch, seen together with its absence. None: there was none.
+    epoch: Option<Revision>,
+    /// Since boot: when the answer was there.
+    seen_at: Duration,
+}
+
+impl Orphan {
+    /// Since boot: when it may be taken over. None: never, since nobody else may touch a lock without a hold.
+    pub fn free_at(&self) -> Option<Duration> {
+        let hold = match self.found.lock.state {
+            // Nothing runs.
+            LockState::Waiting => 0,
+            LockState::Held => self.found.lock.hold?,
+        };
+        Some(self.seen_at + Duration::from_millis(hold))
+    }
+
+    /// That nothing has changed since it was looked at: a holder that registers again moves its epoch.
+    fn compares(&self) -> [Compare; 2] {
+        let holder = keys::epoch(&self.found.lock.node);
+        let epoch = match self.epoch {
+            Some(revision) => Compare::mod_revision(holder, revision),
+            None => Compare::absent(holder),
+        };
+        [Compare::mod_revision(keys::lock(&self.found.fire), self.found.revision), epoch]
+    }
+}
+
+/// The locks whose holder is not among the living, as a list shows them; each still has to be [looked at](look).
+pub async fn orphans(
+    store: &Store,
+    living: &BTreeMap<NodeName, NodeStart>,
+) -> Result<Vec<Found>, StoreError> {
+    fail_point!("orphans.list");
+    let listing = store.list(keys::locks()).await?;
+    let read = |entry: crate::store::Entry| {
+        let fire = keys::fire_of(&entry.key)?;
+        match values::decode::<Lock>(&entry.key, &entry.value) {
+            Ok(lock) => Some(Found { fire, lock, revision: entry.mod_revision }),
+            Err(error) => {
+                warn!(%error, "a lock is passed over");
+                None
+            }
+        }
+    };
+    let is_orphan = |found: &Found| living.get(&found.lock.node) != Some(&found.lock.node_start);
+    Ok(listing.entries.into_iter().filter_map(read).filter(is_orphan).collect())
+}
+
+/// The nodes that are drained: none of them takes anything over.
+pub async fn drained(store: &Store) -> Result<Vec<NodeName>, StoreError> {
+    fail_point!("orphans.drained");
+    let listing = store.list(keys::drains()).await?;
+    Ok(listing.entries.iter().filter_map(|entry| keys::name_of(&entry.key).parse().ok()).collect())
+}
+
+/// Looks at a lock and its holder in one read. None: the holder is there, or the lock is another by now.
+pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<Orphan>, StoreError> {
+    let holder = &found.lock.node;
+    let read = Txn::new().then([
+        Op::get(keys::lock(&found.fire)),
+        Op::get(keys::node(holder)),
+        Op::get(keys::epoch(holder)),
+    ]);
+    fail_point!("orphan.look");
+    let reply = store.txn(read).await?;
+    // After the answer: the holder may have been in touch until it was made.
+    let seen_at = clock.since_boot();
+    let Some(entry) = reply.got(0).first() else { return Ok(None) };
+    let Ok(lock) = values::decode::<Lock>(&entry.key, &entry.value) else { return Ok(None) };
+    let is_there = reply.got(1).first().is_some_and(|entry| {
+        // One that cannot be read may be the holder's.
+        values::decode::<Presence>(&entry.key, &entry.value)
+            .map_or(true, |presence| presence.node_start == lock.node_start)
+    });
+    if is_there || lock.node != *holder {
+        return Ok(None);
+    }
+    let epoch = reply.got(2).first().map(|entry| entry.mod_revision);
+    let found = Found { fire: found.fire.clone(), lock, revision: entry.mod_revision };
+    Ok(Some(Orphan { found, epoch, seen_at }))
+}
+
+/// What became of an attempt to take over.
+#[derive(Debug)]
+pub enum Taken {
+    /// It is this node's now, and the next attempt may start.
+    Over(Box<Claim>),
+    /// Lock or holder changed meanwhile.
+    Changed,
+    /// Its job is gone, so it cannot be run: close it.
+    JobGone,
+}
+
+const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_FOR_HELP: Duration = Duration::from_secs(4);
+
+/// Makes this node the holder of an orphan whose time has come, as its next attempt.
+///
+/// `hold`: that of the job as it is now.
+pub async fn take_over(
+    store: &Store,
+    standing: &mut Standing,
+    clock: &Clock,
+    orphan: &Orphan,
+    hold: Option<Duration>,
+) -> Result<Taken, StoreError> {
+    let me = standing.me.clone();
+    let Orphan { found, .. } = orphan;
+    let key = keys::lock(&found.fire);
+    let former = match found.lock.state {
+        LockState::Waiting => found.lock.clone(),
+        LockState::Held => found.lock.waiting(&lost(&found.lock)),
+    };
+    let mut first_sent = None;
+    loop {
+        fail_point!("over.registration");
+        let registration = standing.registration().await;
+        let lock = former.next_attempt(&me.name, me.start, clock.now(), hold);
+        // Safe when two do it at once: the lock is at the revision seen for one of them only, and a holder that came
+        // back has moved its epoch.
+        let mut compare = orphan.compares().to_vec();
+        compare.push(Compare::present(keys::job(&found.fire.job)));
+        compare.push(Compare::absent(keys::drained(&me.name)));
+        compare.extend(registration.compares());
+        let txn = Txn::when(compare)
+            .then([
+                Op::put(key.as_str(), values::encode(&lock)),
+                Op::get(keys::status(&found.fire.job, &found.fire.lane)),
+            ])
+            .otherwise([
+                Op::get(key.as_str()),
+                Op::get(keys::job(&found.fire.job)),
+                Op::get(keys::epoch(&me.name)),
+                Op::get(keys::node(&me.name)),
+            ]);
+        let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
+        let in_touch = *first_sent.get_or_insert(now);
+        fail_point!("over.send");
+        match store.txn(txn).await {
+            Ok(reply) if reply.succeeded => {
+                let status = reply.got(1).first();
+                let status = status.and_then(|entry| values::decode(&entry.key, &entry.value).ok());
+                let claim = Claim::taken_over(found.fire.clone(), lock, reply.revision, in_touch, status);
+                return Ok(Taken::Over(Box::new(claim)));
+            }
+            Ok(reply) => {
+                let Some(entry) = reply.got(0).first() else { return Ok(Taken::Changed) };
+                if entry.mod_revision != found.revision {
+                    // Ours, if an answer did not come; nobody else writes this node's name.
+                    let there = values::decode::<Lock>(&entry.key, &entry.value).ok();
+                    let ours = there.filter(|there| there.is_of(&me.name, me.start, lock.attempt));
+                    return Ok(ours.map_or(Taken::Changed, |lock| {
+                        let fire = found.fire.clone();
+                        Taken::Over(Box::new(Claim::taken_over(
+                            fire,
+                            lock,
+                            entry.mod_revision,
+                            in_touch,
+                            None,
+                        )))
+                    }));
+                }
+                if reply.got(1).is_empty() {
+                    return Ok(Taken::JobGone);
+                }
+                if is_registered(&reply, &registration) {
+                    debug!(job = %found.fire.job, fire = %found.fire.id, "not taken over: its holder is back");
+                    return Ok(Taken::Changed);
+                }
+                fail_point!("over.fence");
+                standing.fence(&registration).await;
+                first_sent = None;
+            }
+            Err(error) => pause(store, error).await?,
+        }
+    }
+}
+
+fn is_registered(reply: &crate::store::TxnReply, registration: &Registration) -> bool {
+    let epoch = reply.got(2).first().map(|entry| entry.mod_revision);
+    epoch == Some(registration.epoch()) && !reply.got(3).is_empty()
+}
+
+/// The attempt of a holder that is gone.
+pub fn lost(lock: &Lock) -> Past {
+    Past {
+        attempt: lock.attempt,
+        node: lock.node.clone(),
+        outcome: Outcome::Lost,
+        reason: Some("its node was lost".to_owned()),
+        exit_code: None,
+        signal: None,
+        started_at: None,
+        ended_at: None,
+    }
+}
+
+/// Closes an orphan whose time has come, with this record. False: lock or holder changed meanwhile.
+pub async fn close_orphan(
+    store: &Store,
+    standing: &mut Standing,
+    orphan: &Orphan,
+    record: &Record,
+) -> Result<bool, StoreError> {
+    let fire = &orphan.found.fire;
+    let (lock_key, record_key) = (keys::lock(fire), keys::record(fire));
+    let status_key = keys::status(&fire.job, &fire.lane);
+    loop {
+        fail_point!("lost.status");
+        let before = match store.get(&status_key).await {
+            Ok(entry) => entry.and_then(|entry| values::decode::<Status>(&entry.key, &entry.value).ok()),
+            Err(error) => {
+                pause(store, error).await?;
+                continue;
+            }
+        };
+        let registration = standing.registration().await;
+        let mut compare = orphan.compares().to_vec();
+        compare.extend(registration.compares());
+        // Safe when two do it at once, or when it is done twice: the lock is at the revision seen for one of them.
+        let txn = Txn::when(compare)
+            .then([
+                Op::delete(lock_key.as_str()),
+                Op::put(record_key.as_str(), values::encode_record(record)),
+                Op::put(status_key.as_str(), values::encode(&Status::after(before.as_ref(), record))),
+            ])
+            .otherwise([
+                Op::get(lock_key.as_str()),
+                Op::get(record_key.as_str()),
+                Op::get(keys::epoch(&standing.me.name)),
+                Op::get(keys::node(&standing.me.name)),
+            ]);
+        fail_point!("lost.send");
+        match store.txn(txn).await {
+            Ok(reply) if reply.succeeded => return Ok(true),
+            Ok(reply) => {
+                let as_seen =
+                    reply.got(0).first().is_some_and(|entry| entry.mod_revision == orphan.found.revision);
+                if !as_seen {
+                    return Ok(reply.got(1).first().is_some_and(|entry| is_by(&entry.value, record)));
+                }
+                if is_registered(&reply, &registration) {
+                    return Ok(false);
+                }
+                fail_point!("lost.fence");
+                standing.fence(&registration).await;
+            }
+            Err(error) => pause(store, error).await?,
+        }
+    }
+}
+
+/// Whether a stored record is this very one.
+fn is_by(stored: &[u8], record: &Record) -> bool {
+    stored == values::encode_record(record)
+}
+
+async fn pause(store: &Store, error: StoreError) -> Result<(), StoreError> {
+    let pause = match () {
+        () if error.passes() => PAUSE,
+        () if error.needs_help() => PAUSE_FOR_HELP,
+        () => return Err(error),
+    };
+    fail_point!("over.pause");
+    sleep(pause.mul_f64(0.5 + store.random())).await;
+    Ok(())
+}
+
+/// Whether nobody but `me` has to close a lock without a hold: the name's former owner left it, and will never be back.
+pub fn is_mine_to_close(orphan: &Orphan, me: &Me) -> bool {
+    orphan.found.lock.node == me.name
+}

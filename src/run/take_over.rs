@@ -1,0 +1,84 @@
+//! Taking over what a lost node left, once its time has come.
+
+use tokio::sync::watch as channel;
+use tracing::info;
+
+use super::{Order, Place, Written, may_run_again, run};
+use crate::fail_point;
+use crate::job::Job;
+use crate::race::{self, Orphan, Standing, Taken};
+use crate::record::{Outcome, Record, RunFacts, Writer};
+use crate::store::StoreError;
+use crate::store::values::LockState;
+
+/// Runs an orphan's fire again where that was promised, to its record; else records it as lost.
+///
+/// `None`: lock or holder changed meanwhile, or this daemon has parted from the run.
+///
+/// Errors: the store refuses.
+pub async fn take_over(
+    place: &Place,
+    standing: &mut Standing,
+    orphan: Orphan,
+    job: Option<&Job>,
+    orders: channel::Receiver<Order>,
+) -> Result<Option<Written>, StoreError> {
+    let lock = &orphan.found.lock;
+    let fire = orphan.found.fire.clone();
+    let held = lock.state == LockState::Held;
+    let again = job.filter(|_| may_run_again(lock, held, place.clock.now()));
+    if let Some(job) = again {
+        fail_point!("over.begin");
+        let taken =
+            race::take_over(&place.store, standing, &place.clock, &orphan, super::hold_of(job)).await?;
+        match taken {
+            Taken::Over(claim) => {
+                info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,
+                      attempt = claim.lock().attempt, token = claim.token(), "taken over");
+                fail_point!("over.run");
+                return run(place, standing, *claim, job, orders).await;
+            }
+            Taken::Changed => return Ok(None),
+            Taken::JobGone => {}
+        }
+    }
+    let record = lost_record(place, standing, &orphan);
+    fail_point!("over.close");
+    if !race::close_orphan(&place.store, standing, &orphan, &record).await? {
+        return Ok(None);
+    }
+    info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,
+          outcome = %record.outcome, reason = record.reason, "closed for a lost node");
+    Ok(Some(Written::Record(record)))
+}
+
+/// What is known of a fire that is not run again. Written by who closes it, so that its holder, should it be back,
+/// keeps its true result beside it.
+fn lost_record(place: &Place, standing: &Standing, orphan: &Orphan) -> Record {
+    let lock = &orphan.found.lock;
+    let token = lock.token.unwrap_or(orphan.found.revision.0);
+    let run = RunFacts {
+        node: lock.node.clone(),
+        node_start: lock.node_start,
+        attempt: lock.attempt,
+        fencing_token: token,
+        claimed_at: lock.claimed_at,
+        started_at: None,
+        ended_at: None,
+        exit_code: None,
+        signal: None,
+        output_bytes: 0,
+        output_left_out: 0,
+        usage: None,
+    };
+    Record {
+        fire: orphan.found.fire.clone(),
+        outcome: Outcome::Lost,
+        reason: Some("its node was lost".to_owned()),
+        run: Some(run),
+        past: lock.past(),
+        writer: Writer::Node { node: standing.me.name.clone(), node_start: standing.me.start },
+        written_at: place.clock.now(),
+        tail: None,
+    }
+}
