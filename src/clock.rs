@@ -66,6 +66,17 @@ impl Clock {
         since_boot()
     }
 
+    /// Waits until so long has passed since boot. Looked at again and again, because no timer of the runtime counts the
+    /// time that a machine is suspended.
+    pub async fn sleep_until(&self, due: Duration) {
+        loop {
+            match due.saturating_sub(self.since_boot()) {
+                Duration::ZERO => return,
+                left => tokio::time::sleep(left.min(LOOK_AGAIN)).await,
+            }
+        }
+    }
+
     /// How many times as fast as real time it runs.
     pub fn pace(&self) -> u32 {
         match self.shift {
@@ -80,6 +91,9 @@ impl Clock {
         left / self.pace().max(1)
     }
 }
+
+/// How long a sleep by the time since boot goes on without a look at it.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// The time since boot (CLOCK_BOOTTIME), standing still for nothing: a suspended machine's deadlines pass too. All
 /// processes of a machine count from the same moment.

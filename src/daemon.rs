@@ -39,7 +39,7 @@ use crate::config::Policy;
 use crate::fire::{Fire, FireId};
 use crate::guard::RunFolder;
 use crate::job::{DEFAULT_KILL_AFTER, Job, JobName};
-use crate::node::{Labels, NodeName, NodeStart};
+use crate::node::{Labels, NodeName};
 use crate::planner::{Planned, Planner, START_WITHIN};
 use crate::race::{self, Candidate, Found, Me, Standing, Unrun};
 use crate::record::Outcome;
@@ -173,8 +173,7 @@ struct Daemon {
     /// A request was held back by what this node has not seen, or has seen the end of.
     ask_again: bool,
     orphans: Orphans,
-    /// Whether a node start is an earlier life of this node, or this one.
-    own: Arc<dyn Fn(NodeStart) -> bool + Send + Sync>,
+    state: Arc<State>,
     /// Nodes whose time zone data were said to differ from ours.
     strangers: BTreeSet<String>,
     /// Requests that are not dealt with yet.
@@ -277,10 +276,7 @@ impl Daemon {
             held_back: HeldBack::default(),
             ask_again: false,
             orphans: Orphans::new(),
-            own: Arc::new({
-                let state = state.clone();
-                move |start| state.is_own(start)
-            }),
+            state: state.clone(),
             strangers: BTreeSet::new(),
             options,
             place,
@@ -721,10 +717,7 @@ impl Daemon {
         let (place, standing, of) = (self.place.clone(), self.standing.clone(), fire.clone());
         let (orders, _) = watch::channel(Order::GoOn);
         self.take_in_hand(fire, Duration::ZERO, orders, async move {
-            match pursuit::decide(&place, &standing, &of, &unrun).await {
-                Ok(_) => Step::Done,
-                Err(error) => Step::Refused(error),
-            }
+            Step::after(pursuit::decide(&place, &standing, &of, &unrun).await)
         });
     }
 
@@ -735,10 +728,7 @@ impl Daemon {
         let kill_after = job.as_ref().map_or(DEFAULT_KILL_AFTER, |job| job.kill_after);
         let (fire, place, mut standing) = (found.fire.clone(), self.place.clone(), self.standing.clone());
         self.take_in_hand(fire.clone(), kill_after, orders, async move {
-            match run::take_back(&place, &mut standing, found, job.as_deref(), hear).await {
-                Ok(_) => Step::Done,
-                Err(error) => Step::Refused(error),
-            }
+            Step::after(run::take_back(&place, &mut standing, found, job.as_deref(), hear).await)
         });
         self.hold(&fire);
         Ok(())

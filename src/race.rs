@@ -14,7 +14,5 @@ mod registration;
 
 pub use claim::{Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine};
 pub use keep::{Verified, rewrite, verify};
-pub use orphan::{Orphan, Taken, close_orphan, drained, is_mine_to_close, look, lost, orphans, take_over};
-pub use registration::{
-    Holding, InTouch, Me, Presence, Refused, Registered, Registration, Standing, register_and_stay,
-};
+pub use orphan::{Orphan, Taken, close_orphan, drained, is_mine_to_close, look, orphans, take_over};
+pub use registration::{Holding, InTouch, Me, Presence, Refused, Registration, Standing, register_and_stay};

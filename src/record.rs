@@ -65,6 +65,32 @@ pub struct RunFacts {
     pub usage: Option<Usage>,
 }
 
+impl RunFacts {
+    /// Of a claim of whose run nothing is known yet, or ever.
+    pub fn claimed(
+        node: NodeName,
+        node_start: NodeStart,
+        attempt: u32,
+        fencing_token: i64,
+        claimed_at: Timestamp,
+    ) -> RunFacts {
+        RunFacts {
+            node,
+            node_start,
+            attempt,
+            fencing_token,
+            claimed_at,
+            started_at: None,
+            ended_at: None,
+            exit_code: None,
+            signal: None,
+            output_bytes: 0,
+            output_left_out: 0,
+            usage: None,
+        }
+    }
+}
+
 /// What a command used, with all it started that ended before it or with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Usage {

@@ -83,7 +83,9 @@ enum End {
         reason: String,
         started_at: Option<Timestamp>,
     },
-    /// It is certain that nothing was started.
+    /// Claimed, and then its daemon was gone: it is certain that nothing was started.
+    NeverStarted,
+    /// The same, for a reason that stands.
     Unstarted {
         outcome: Outcome,
         reason: String,

@@ -4,16 +4,13 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tokio::time::sleep;
-
 use super::failure::{Failure, say};
 use super::read::{self, Pages, UnderWay};
 use super::{Door, act_on, time};
 use crate::act::{self, who};
-use crate::clock::since_boot;
 use crate::fire::Fire;
 use crate::node::NodeName;
-use crate::record::{Outcome, Record, RunFacts, Writer};
+use crate::record::{Outcome, Record, Writer};
 use crate::store::values::{self, Lock, Status};
 use crate::store::{Compare, Entry, Op, Revision, Store, Txn, keys};
 
@@ -60,7 +57,7 @@ pub async fn forget(door: Door, args: &Args) -> Result<ExitCode, Failure> {
         }
         held.sort_by_key(|held| held.due);
         for held in held {
-            wait_until(held.due).await;
+            door.clock.sleep_until(held.due).await;
             lost += usize::from(forgetting.close(&held).await?);
         }
         // The epoch first: a life of the node that began after this, and may have claimed, has moved it.
@@ -137,17 +134,6 @@ fn agree(args: &Args) -> Result<(), Failure> {
     }
 }
 
-async fn wait_until(due: Duration) {
-    // Looked at again, because only this clock counts the time that a machine is suspended.
-    const AT_MOST: Duration = Duration::from_secs(1);
-    loop {
-        match due.saturating_sub(since_boot()) {
-            Duration::ZERO => return,
-            left => sleep(left.min(AT_MOST)).await,
-        }
-    }
-}
-
 struct Forgetting<'a> {
     door: &'a Door,
     store: &'a Store,
@@ -174,7 +160,7 @@ impl Forgetting<'_> {
         let all =
             [keys::node(node), keys::epoch(node), keys::lock(fire), keys::status(&fire.job, &fire.lane)];
         let reply = self.store.txn(Txn::new().then(all.map(Op::get))).await?;
-        let answered = since_boot();
+        let answered = self.door.clock.since_boot();
         if !reply.got(0).is_empty() {
             return Err(is_registered(node));
         }
@@ -195,7 +181,7 @@ impl Forgetting<'_> {
 
     fn say_what_is_waited_for(&self, held: &[Held]) {
         let longest = held.iter().map(|held| held.due).max().unwrap_or_default();
-        let wait = longest.saturating_sub(since_boot());
+        let wait = longest.saturating_sub(self.door.clock.since_boot());
         match wait {
             Duration::ZERO => say(format_args!("{} held {} runs", self.args.node, held.len())),
             wait => say(format_args!(
@@ -240,22 +226,9 @@ impl Forgetting<'_> {
 
     fn record(&self, held: &Held) -> Record {
         let Held { fire, lock, .. } = held;
-        let run = RunFacts {
-            node: lock.node.clone(),
-            node_start: lock.node_start,
-            attempt: lock.attempt,
-            fencing_token: lock.token.unwrap_or(held.revision.0),
-            claimed_at: lock.claimed_at,
-            started_at: None,
-            ended_at: None,
-            exit_code: None,
-            signal: None,
-            output_bytes: 0,
-            output_left_out: 0,
-            usage: None,
-        };
         // The attempt of a lock that waits is among those that are over.
-        let run = Some(run).filter(|_| lock.past().iter().all(|past| past.attempt != lock.attempt));
+        let run = Some(lock.facts(held.revision))
+            .filter(|_| lock.past().iter().all(|past| past.attempt != lock.attempt));
         Record {
             fire: fire.clone(),
             outcome: Outcome::Lost,

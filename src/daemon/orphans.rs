@@ -4,7 +4,6 @@
 //! minutes the top rank for a lost node's name reads the locks. So one that dies while it waits is followed by another.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -19,8 +18,6 @@ use crate::race::{self, Found, Orphan};
 use crate::run::{self, Order};
 use crate::store::StoreError;
 
-/// How long a wait goes on without a look at the clock.
-const LOOK_AT_CLOCK_EVERY: Duration = Duration::from_secs(2);
 /// How many of what the small tasks tell may wait.
 const WAITING: usize = 64;
 
@@ -78,7 +75,7 @@ impl Daemon {
             return;
         }
         let (store, mut living) = (self.place.store.clone(), self.orphans.living.clone());
-        let (me, own, tell) = (self.standing.me.clone(), self.own.clone(), self.orphans.tell.clone());
+        let (me, own, tell) = (self.standing.me.clone(), self.state.clone(), self.orphans.tell.clone());
         self.chores.spawn(async move {
             let looked = async {
                 let found = race::orphans(&store, &living).await?;
@@ -97,7 +94,7 @@ impl Daemon {
             };
             let is_for_me = |found: &Found| {
                 let lock = &found.lock;
-                let earlier_life = lock.node == me.name && own(lock.node_start);
+                let earlier_life = lock.node == me.name && own.is_own(lock.node_start);
                 !earlier_life && placement::top(living.keys(), lock.node.as_str()) == Some(&me.name)
             };
             let _ = tell.send(Told::Found(found.into_iter().filter(is_for_me).collect())).await;
@@ -144,10 +141,7 @@ impl Daemon {
                         let wait = at.saturating_sub(clock.since_boot());
                         info!(job = %fire.job, fire = %fire.id, node = %found.lock.node, ?wait,
                               "its node is lost; it is seen to when its run has stopped for certain");
-                        while let Some(left) = at.checked_sub(clock.since_boot()).filter(|left| !left.is_zero())
-                        {
-                            tokio::time::sleep(left.min(LOOK_AT_CLOCK_EVERY)).await;
-                        }
+                        clock.sleep_until(at).await;
                         Told::Free(Box::new(orphan))
                     } else {
                         info!(job = %fire.job, fire = %fire.id, node = %found.lock.node,
@@ -178,10 +172,7 @@ impl Daemon {
         let (orders, hear) = watch::channel(Order::GoOn);
         let (place, mut standing) = (self.place.clone(), self.standing.clone());
         self.take_in_hand(fire.clone(), kill_after, orders, async move {
-            match run::take_over(&place, &mut standing, orphan, job.as_deref(), hear).await {
-                Ok(_) => Step::Done,
-                Err(error) => Step::Refused(error),
-            }
+            Step::after(run::take_over(&place, &mut standing, orphan, job.as_deref(), hear).await)
         });
         // From here on it may have become this node's at any moment.
         self.hold(&fire);

@@ -38,6 +38,13 @@ pub(super) enum Step {
     Refused(StoreError),
 }
 
+impl Step {
+    /// What a task came to that sees to a fire for as long as it takes.
+    pub fn after<T>(seen_to: Result<T, StoreError>) -> Step {
+        seen_to.map_or_else(Step::Refused, |_| Step::Done)
+    }
+}
+
 impl Pursuit {
     pub async fn pursue(mut self) -> Step {
         let fire = self.candidate.fire.clone();

@@ -1,6 +1,6 @@
 //! The node's side: it spawns guards, finds them again, hears from them and speaks to them.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -143,30 +143,11 @@ impl Guard {
     }
 }
 
-/// Asks a guard for something without waiting for what comes of it.
-///
-/// Errors: it cannot be asked, or did not make itself be found in time.
-pub fn ask_at_once(folder: &RunFolder, request: &Request) -> io::Result<()> {
-    let (_open, path) = folder.control()?;
-    let mut looks = 0;
-    loop {
-        match std::os::unix::net::UnixStream::connect(&path) {
-            Ok(mut stream) => return stream.write_all(&json(request)),
-            Err(error) if may_come(&error) && looks < MOST_LOOKS && folder.is_guarded() => {
-                looks += 1;
-                std::thread::sleep(LOOK_AGAIN);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
 /// Most of what a guard says fits; a node with a thousand runs has as many of these.
 const ROOM_FOR_LINE: usize = 512;
 
 /// How soon a guard that has just lost its node may be found.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-const MOST_LOOKS: usize = 200;
 
 /// Whether a socket that cannot be connected to may be there soon.
 fn may_come(error: &io::Error) -> bool {

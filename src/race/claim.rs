@@ -474,17 +474,23 @@ async fn pause_before_deciding(
     error: StoreError,
     told: &mut bool,
 ) -> Result<(), StoreError> {
-    let pause = match () {
-        () if error.passes() => PAUSE,
-        () if error.needs_help() => PAUSE_FOR_HELP,
-        () => return Err(error),
-    };
+    let pause = pause_after(store, &error).ok_or_else(|| error.clone())?;
     if error.needs_help() && !std::mem::replace(told, true) {
         warn!(job = %fire.job, fire = %fire.id, %error, "not decided yet, trying on");
     }
     fail_point!("unrun.pause");
-    sleep(pause.mul_f64(0.5 + store.random())).await;
+    sleep(pause).await;
     Ok(())
+}
+
+/// How long to wait after an error before another try; none where no other try helps.
+pub(super) fn pause_after(store: &Store, error: &StoreError) -> Option<Duration> {
+    let pause = match () {
+        () if error.passes() => PAUSE,
+        () if error.needs_help() => PAUSE_FOR_HELP,
+        () => return None,
+    };
+    Some(pause.mul_f64(0.5 + store.random()))
 }
 
 /// A lock that names this node, and what it is to this life of it.
@@ -504,7 +510,7 @@ impl Found {
     /// The claim that the lock is the proof of. Only for locks of this node, read together with its registration or
     /// after it. `in_touch`: the contact that this was.
     pub fn into_claim(self, in_touch: InTouch) -> Claim {
-        let token = self.lock.token.map_or(self.revision, Revision);
+        let token = Revision(self.lock.fencing_token(self.revision));
         Claim { fire: self.fire, lock: self.lock, revision: self.revision, token, in_touch, status: None }
     }
 }
@@ -513,19 +519,23 @@ impl Found {
 /// claim of an earlier one can come in after that.
 pub async fn mine(store: &Store, me: &Me) -> Result<Vec<Found>, StoreError> {
     fail_point!("mine.list");
-    let listing = store.list(keys::locks()).await?;
-    let mut found = Vec::new();
-    for entry in listing.entries {
-        let Some(fire) = keys::fire_of(&entry.key) else { continue };
-        match values::decode::<Lock>(&entry.key, &entry.value) {
-            Ok(lock) if lock.node == me.name => {
-                found.push(Found { fire, lock, revision: entry.mod_revision });
+    let found = all_locks(store).await?;
+    Ok(found.into_iter().filter(|found| found.lock.node == me.name).collect())
+}
+
+/// All locks. One that cannot be read is passed over, with a word.
+pub(super) async fn all_locks(store: &Store) -> Result<Vec<Found>, StoreError> {
+    let read = |entry: Entry| {
+        let fire = keys::fire_of(&entry.key)?;
+        match values::decode(&entry.key, &entry.value) {
+            Ok(lock) => Some(Found { fire, lock, revision: entry.mod_revision }),
+            Err(error) => {
+                warn!(%error, "a lock is passed over");
+                None
             }
-            Ok(_) => {}
-            Err(error) => warn!(%error, "a lock is passed over"),
         }
-    }
-    Ok(found)
+    };
+    Ok(store.list(keys::locks()).await?.entries.into_iter().filter_map(read).collect())
 }
 
 /// Begins the next attempt of a fire whose lock is this node's: it waits, or its command never started and the caller
@@ -591,16 +601,14 @@ pub async fn begin_again(
                 }
                 None => return Ok(None),
             },
-            Err(error) if error.passes() || error.needs_help() => {
-                let helpless = error.needs_help();
-                if helpless && !std::mem::replace(&mut told, true) {
+            Err(error) => {
+                let pause = pause_after(store, &error).ok_or_else(|| error.clone())?;
+                if error.needs_help() && !std::mem::replace(&mut told, true) {
                     warn!(job = %found.fire.job, fire = %found.fire.id, %error, "not begun again yet, trying on");
                 }
                 fail_point!("again.pause");
-                let pause = if helpless { PAUSE_FOR_HELP } else { PAUSE };
-                sleep(pause.mul_f64(0.5 + store.random())).await;
+                sleep(pause).await;
             }
-            Err(error) => return Err(error),
         }
     }
 }

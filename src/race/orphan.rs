@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tracing::{debug, warn};
+use tracing::debug;
 
-use super::claim::{Claim, Found};
+use super::claim::{Claim, Found, all_locks, pause_after};
 use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
@@ -57,19 +57,9 @@ pub async fn orphans(
     living: &BTreeMap<NodeName, NodeStart>,
 ) -> Result<Vec<Found>, StoreError> {
     fail_point!("orphans.list");
-    let listing = store.list(keys::locks()).await?;
-    let read = |entry: crate::store::Entry| {
-        let fire = keys::fire_of(&entry.key)?;
-        match values::decode::<Lock>(&entry.key, &entry.value) {
-            Ok(lock) => Some(Found { fire, lock, revision: entry.mod_revision }),
-            Err(error) => {
-                warn!(%error, "a lock is passed over");
-                None
-            }
-        }
-    };
+    let found = all_locks(store).await?;
     let is_orphan = |found: &Found| living.get(&found.lock.node) != Some(&found.lock.node_start);
-    Ok(listing.entries.into_iter().filter_map(read).filter(is_orphan).collect())
+    Ok(found.into_iter().filter(is_orphan).collect())
 }
 
 /// The nodes that are drained: none of them takes anything over.
@@ -116,9 +106,6 @@ pub enum Taken {
     /// Its job is gone, so it cannot be run: close it.
     JobGone,
 }
-
-const PAUSE: Duration = Duration::from_millis(100);
-const PAUSE_FOR_HELP: Duration = Duration::from_secs(4);
 
 /// Makes this node the holder of an orphan whose time has come, as its next attempt.
 ///
@@ -208,7 +195,7 @@ fn is_registered(reply: &crate::store::TxnReply, registration: &Registration) ->
 }
 
 /// The attempt of a holder that is gone.
-pub fn lost(lock: &Lock) -> Past {
+fn lost(lock: &Lock) -> Past {
     Past {
         attempt: lock.attempt,
         node: lock.node.clone(),
@@ -282,13 +269,9 @@ fn is_by(stored: &[u8], record: &Record) -> bool {
 }
 
 async fn pause(store: &Store, error: StoreError) -> Result<(), StoreError> {
-    let pause = match () {
-        () if error.passes() => PAUSE,
-        () if error.needs_help() => PAUSE_FOR_HELP,
-        () => return Err(error),
-    };
+    let pause = pause_after(store, &error).ok_or(error)?;
     fail_point!("over.pause");
-    sleep(pause.mul_f64(0.5 + store.random())).await;
+    sleep(pause).await;
     Ok(())
 }
 

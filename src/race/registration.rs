@@ -108,7 +108,7 @@ pub struct Standing {
 
 /// The registration at this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Registered {
+enum Registered {
     Yes(Registration),
     /// The lease is lost, and a new registration is not made yet.
     NotNow,
@@ -153,14 +153,6 @@ impl Standing {
                 std::future::pending::<()>().await;
             }
         }
-    }
-
-    /// Waits for the next registration, or for the loss of this one.
-    pub async fn changed(&mut self) -> Registered {
-        if self.current.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        self.current.borrow_and_update().clone()
     }
 
     /// From here on the node keeps in touch, until what is returned is dropped.

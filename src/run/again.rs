@@ -30,8 +30,7 @@ pub(super) fn next_is_owed(end: &End, lock: &Lock, now: Timestamp) -> bool {
         End::Known(ended) if matches!(ended.how, How::OutOfTouch | How::Shutdown) => {
             ended.started_at.is_some()
         }
-        // Claimed, and then its daemon was gone.
-        End::Unstarted { outcome: Outcome::Missed, .. } => false,
+        End::NeverStarted => false,
         End::Known(_) | End::Unstarted { .. } => return false,
     };
     may_run_again(lock, started, now)

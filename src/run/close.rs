@@ -85,24 +85,15 @@ fn record_by(
     end: End,
     spec: &Spec,
 ) -> Record {
-    let mut facts = RunFacts {
-        node: me.name.clone(),
-        node_start: owner.node_start,
-        attempt: name.attempt,
-        fencing_token: owner.token,
-        claimed_at: owner.claimed_at,
-        started_at: None,
-        ended_at: None,
-        exit_code: None,
-        signal: None,
-        output_bytes: 0,
-        output_left_out: 0,
-        usage: None,
-    };
+    let Owner { node_start, token, claimed_at } = owner;
+    let mut facts = RunFacts::claimed(me.name.clone(), node_start, name.attempt, token, claimed_at);
     let (outcome, reason) = match end {
         End::Lost { reason, started_at } => {
             facts.started_at = started_at;
             (Outcome::Lost, Some(reason))
+        }
+        End::NeverStarted => {
+            (Outcome::Missed, Some("its daemon ended before the command was started".to_owned()))
         }
         End::Unstarted { outcome, reason } => (outcome, Some(reason)),
         End::Known(ended) => {

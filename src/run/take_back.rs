@@ -15,7 +15,6 @@ use crate::guard::folder::{Found as FoundFolder, Started};
 use crate::guard::{FolderName, Guard, RunFolder};
 use crate::job::{Job, Promise};
 use crate::race::{Found, Standing};
-use crate::record::Outcome;
 use crate::store::StoreError;
 use crate::store::values::LockState;
 
@@ -102,20 +101,14 @@ async fn see_to(
             End::Lost { reason, started_at: None }
         }
         Ok(Some(FoundFolder::NeverStarted(lock))) => match lock.void() {
-            Ok(()) => never_started(),
+            Ok(()) => End::NeverStarted,
             Err(error) => End::Lost { reason: format!("it never started: {error}"), started_at: None },
         },
-        Ok(None) => never_started(),
+        Ok(None) => End::NeverStarted,
         Err(error) => End::Lost { reason: format!("the run file cannot be read: {error}"), started_at: None },
     };
     fail_point!("back.close");
     close(place, standing, claim, folder, end, &spec).await
-}
-
-/// What was claimed, and whose command certainly never started nor will.
-fn never_started() -> End {
-    let reason = "its daemon ended before the command was started".to_owned();
-    End::Unstarted { outcome: Outcome::Missed, reason }
 }
 
 /// Ends what is left of a command whose guard is gone: its cgroup, where it had one, and its session are shown to be

@@ -7,7 +7,7 @@ use super::{Order, Place, Written, may_run_again, run};
 use crate::fail_point;
 use crate::job::Job;
 use crate::race::{self, Orphan, Standing, Taken};
-use crate::record::{Outcome, Record, RunFacts, Writer};
+use crate::record::{Outcome, Record, Writer};
 use crate::store::StoreError;
 use crate::store::values::LockState;
 
@@ -56,26 +56,11 @@ pub async fn take_over(
 /// keeps its true result beside it.
 fn lost_record(place: &Place, standing: &Standing, orphan: &Orphan) -> Record {
     let lock = &orphan.found.lock;
-    let token = lock.token.unwrap_or(orphan.found.revision.0);
-    let run = RunFacts {
-        node: lock.node.clone(),
-        node_start: lock.node_start,
-        attempt: lock.attempt,
-        fencing_token: token,
-        claimed_at: lock.claimed_at,
-        started_at: None,
-        ended_at: None,
-        exit_code: None,
-        signal: None,
-        output_bytes: 0,
-        output_left_out: 0,
-        usage: None,
-    };
     Record {
         fire: orphan.found.fire.clone(),
         outcome: Outcome::Lost,
         reason: Some("its node was lost".to_owned()),
-        run: Some(run),
+        run: Some(lock.facts(orphan.found.revision)),
         past: lock.past(),
         writer: Writer::Node { node: standing.me.name.clone(), node_start: standing.me.start },
         written_at: place.clock.now(),

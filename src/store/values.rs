@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::Revision;
 use crate::fire::Fire;
 use crate::job::{
     CREDENTIALS, Command, DEFAULT_HOLD, Job, JobName, Keep, Limit, Overlap, Promise, SourceName, Terms,
@@ -419,7 +420,7 @@ pub struct Lock {
     pub hold: Option<u64>,
     /// The fencing token of the claim, where the lock was rewritten since: else it is the lock's own revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub token: Option<i64>,
+    token: Option<i64>,
     /// What became of the attempts before this one, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     past: Vec<PastForm>,
@@ -540,6 +541,17 @@ impl Lock {
     /// The attempts before this one, the oldest first.
     pub fn past(&self) -> Vec<Past> {
         self.past.iter().map(Past::from).collect()
+    }
+
+    /// The fencing token of its claim, the lock being at this revision.
+    pub fn fencing_token(&self, revision: Revision) -> i64 {
+        self.token.unwrap_or(revision.0)
+    }
+
+    /// What is known of its attempt to who has only the lock, at this revision.
+    pub fn facts(&self, revision: Revision) -> RunFacts {
+        let token = self.fencing_token(revision);
+        RunFacts::claimed(self.node.clone(), self.node_start, self.attempt, token, self.claimed_at)
     }
 
     /// Whether it is the lock of this very claim.

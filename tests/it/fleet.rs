@@ -17,6 +17,7 @@ mod takeover;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -405,6 +406,17 @@ impl Setup<'_> {
         self
     }
 
+    /// Has it believe that its machine goes down: in place of systemd's own `systemctl` it finds one that says so.
+    pub fn going_down(self) -> Self {
+        let bin = self.fleet.path("bin");
+        fs::create_dir(&bin).unwrap();
+        let systemctl = bin.join("systemctl");
+        fs::write(&systemctl, "#!/bin/sh\necho stopping\nexit 1\n").unwrap();
+        fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        self.environment("PATH", &path)
+    }
+
     /// Ends it, or has it wait, at points of the code.
     pub fn fail_at(mut self, points: &str) -> Self {
         self.environment.push((FAIL_POINT_WAIT, self.fleet.waiting_path().display().to_string()));
@@ -516,6 +528,17 @@ impl Node {
         assert!(status.success(), "{} ended with {status}\n{}", self.name, fleet.logs());
     }
 
+    /// Kills it and all it started, as when its machine is gone: nothing is left.
+    pub fn lose_host(&mut self) {
+        let guards = self.guards();
+        self.kill();
+        for guard in guards {
+            for process in session_members(guard).unwrap().into_iter().chain([Pid::from_raw(guard)]) {
+                let _ = kill(process, Signal::SIGKILL);
+            }
+        }
+    }
+
     /// How it ended, if it has.
     pub fn status(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
@@ -565,6 +588,10 @@ fn guards(state: &Path) -> Vec<i32> {
         (stat_field(started.guard.pid, 22)? == started.guard.started.to_string()).then_some(started.guard.pid)
     };
     folders.iter().filter_map(|(_, folder)| read(folder)).collect()
+}
+
+pub fn is_gone(pid: i32) -> bool {
+    process_state(pid).is_none_or(|state| state == 'Z')
 }
 
 /// The letter that `ps` shows; none for a process that is gone.

@@ -310,6 +310,11 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
     ("Err(error) => pause(store, error).await?,", "its only wait is after over.pause"),
     ("pause(store, error).await?;", "the same"),
     ("if !race::close_orphan(&place.store, standing, &orphan, &record).await? {", "begins with lost.status"),
+    ("let found = all_locks(store).await?;", "mine.list and orphans.list are right before the call"),
+    (
+        "Ok(store.list(keys::locks()).await?.entries.into_iter().filter_map(read).collect())",
+        "the same: it is all that the call waits for",
+    ),
     ("keep_late(store, &record).await?;", "begins with late.look"),
     (
         "LockState::Held => see_to(place, standing, found, &mut orders).await?,",
@@ -400,13 +405,7 @@ impl World {
             LostOther | LostOtherAndRemoved => {
                 let mut other = fleet.node("z").start();
                 self.await_start().await;
-                let guards = other.guards();
-                other.kill();
-                for guard in guards {
-                    for process in session_members(guard).unwrap().into_iter().chain([Pid::from_raw(guard)]) {
-                        let _ = kill(process, Signal::SIGKILL);
-                    }
-                }
+                other.lose_host();
                 other
             }
         };
@@ -513,20 +512,7 @@ async fn close_by_other(fleet: &Fleet) {
         fire: fire.clone(),
         outcome: Outcome::Lost,
         reason: Some("its node was lost".to_owned()),
-        run: Some(RunFacts {
-            node: lock.node.clone(),
-            node_start: lock.node_start,
-            attempt: lock.attempt,
-            fencing_token: entry.mod_revision.0,
-            claimed_at: lock.claimed_at,
-            started_at: Some(lock.claimed_at),
-            ended_at: None,
-            exit_code: None,
-            signal: None,
-            output_bytes: 0,
-            output_left_out: 0,
-            usage: None,
-        }),
+        run: Some(RunFacts { started_at: Some(lock.claimed_at), ..lock.facts(entry.mod_revision) }),
         writer: Writer::Node {
             node: "b".parse().unwrap(),
             node_start: Ulid::generate().to_string().parse().unwrap(),

@@ -25,10 +25,6 @@ async fn pid_of(fleet: &Fleet, job: &str) -> i32 {
     fleet.wait_for("the command to begin", async || fs::read_to_string(&path).ok()?.trim().parse().ok()).await
 }
 
-fn is_gone(pid: i32) -> bool {
-    process_state(pid).is_none_or(|state| state == 'Z')
-}
-
 fn release(fleet: &Fleet) {
     fs::write(fleet.path("release"), "").unwrap();
 }

@@ -2,8 +2,6 @@
 
 use fleetcron::cgroup::Delegated;
 
-use std::os::unix::fs::PermissionsExt;
-
 use fleetcron::store::values::LockState;
 
 use super::*;
@@ -34,10 +32,6 @@ async fn each_store() -> Vec<Fleet> {
 /// The one run of a record.
 fn run(record: &Record) -> &fleetcron::record::RunFacts {
     record.run.as_ref().expect("it was run")
-}
-
-fn is_gone(pid: i32) -> bool {
-    process_state(pid).is_none_or(|state| state == 'Z')
 }
 
 #[tokio::test]
@@ -125,13 +119,7 @@ async fn what_ends_while_no_daemon_is_there_is_recorded_as_it_ended() {
 async fn a_machine_that_goes_down_stops_its_commands_and_hands_them_back() {
     for fleet in each_store().await {
         let fleet = with_job(fleet, "trap 'exit 3' TERM; while :; do sleep 0.1; done", "").await;
-        // Stands in for the one of systemd.
-        let bin = fleet.path("bin");
-        fs::create_dir(&bin).unwrap();
-        fs::write(bin.join("systemctl"), "#!/bin/sh\necho stopping\nexit 1\n").unwrap();
-        fs::set_permissions(bin.join("systemctl"), fs::Permissions::from_mode(0o755)).unwrap();
-        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-        let mut node = fleet.node("a").environment("PATH", &path).ready().await;
+        let mut node = fleet.node("a").going_down().ready().await;
         let (fire, pid) = running(&fleet).await;
         node.stop(&fleet).await;
         assert!(is_gone(pid), "it is gone before its node is");

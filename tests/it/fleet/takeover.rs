@@ -1,7 +1,5 @@
 //! What other nodes do with the fires of a node that is lost, and when.
 
-use std::os::unix::fs::PermissionsExt;
-
 use super::*;
 
 async fn each_store() -> Vec<Fleet> {
@@ -35,17 +33,6 @@ async fn running(fleet: &Fleet) -> Fire {
     fire
 }
 
-/// What is left of a node whose machine is gone: nothing.
-fn lose_host(node: &mut Node) {
-    let guards = node.guards();
-    node.kill();
-    for guard in guards {
-        for process in session_members(guard).unwrap().into_iter().chain([Pid::from_raw(guard)]) {
-            let _ = kill(process, Signal::SIGKILL);
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_fire_of_a_lost_node_is_run_again_by_another() {
     for fleet in each_store().await {
@@ -53,7 +40,7 @@ async fn a_fire_of_a_lost_node_is_run_again_by_another() {
         let mut lost = fleet.node("a").ready().await;
         let fire = running(&fleet).await;
         let mut other = fleet.node("b").ready().await;
-        lose_host(&mut lost);
+        lost.lose_host();
         let record = fleet.wait_for_record(&fire).await;
         let run = record.run.as_ref().unwrap();
         assert_eq!((record.outcome, run.attempt, run.node.as_str()), (Outcome::Succeeded, 2, "b"));
@@ -113,7 +100,7 @@ async fn an_at_most_once_fire_of_a_lost_node_is_recorded_and_its_lane_is_free_ag
         let mut lost = fleet.node("a").ready().await;
         let fire = running(&fleet).await;
         let mut other = fleet.node("b").ready().await;
-        lose_host(&mut lost);
+        lost.lose_host();
         let record = fleet.wait_for_record(&fire).await;
         assert_eq!((record.outcome, record.reason.as_deref()), (Outcome::Lost, Some("its node was lost")));
         assert_eq!((record.writer.node().unwrap().as_str(), record.run.unwrap().node.as_str()), ("b", "a"));
@@ -130,12 +117,7 @@ async fn what_a_machine_that_goes_down_hands_back_waits_for_nobody() {
     let fleet = Fleet::on_etcd(Version::V36).await;
     // Nobody could wait for so long a hold.
     with_job(&fleet, "").await;
-    let bin = fleet.path("bin");
-    fs::create_dir(&bin).unwrap();
-    fs::write(bin.join("systemctl"), "#!/bin/sh\necho stopping\n").unwrap();
-    fs::set_permissions(bin.join("systemctl"), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let mut down = fleet.node("a").environment("PATH", &path).ready().await;
+    let mut down = fleet.node("a").going_down().ready().await;
     let fire = running(&fleet).await;
     let mut other = fleet.node("b").ready().await;
     down.stop(&fleet).await;
@@ -155,7 +137,7 @@ async fn a_host_made_anew_under_its_old_name_sees_to_what_the_old_one_left() {
         with_job(&fleet, "").await;
         let mut lost = fleet.node("a").ready().await;
         let fire = running(&fleet).await;
-        lose_host(&mut lost);
+        lost.lose_host();
         let mut anew = fleet.node("a").state("anew").ready().await;
         let record = fleet.wait_for_record(&fire).await;
         assert_eq!((record.outcome, record.run.unwrap().attempt), (Outcome::Succeeded, 2));
@@ -170,9 +152,9 @@ async fn when_the_one_that_waits_is_lost_too_a_third_sees_to_both() {
     let mut first = fleet.node("a").ready().await;
     let fire = running(&fleet).await;
     let mut second = fleet.node("b").ready().await;
-    lose_host(&mut first);
+    first.lose_host();
     second.wait_until_it_says(&fleet, "its node is lost").await;
-    lose_host(&mut second);
+    second.lose_host();
     let mut third = fleet.node("c").ready().await;
     let record = fleet.wait_for_record(&fire).await;
     let run = record.run.as_ref().unwrap();
