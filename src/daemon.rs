@@ -3,6 +3,8 @@
 //! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
 //! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
 
+mod due;
+mod fleet;
 mod held_back;
 mod leave;
 mod orphans;
@@ -12,8 +14,9 @@ mod signals;
 pub mod state;
 pub mod sweep;
 mod waiting;
+mod wards;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,6 +29,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
+use self::due::{CatchingUp, Looks};
+use self::fleet::Fleet;
 use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
@@ -33,19 +38,21 @@ use self::pursuit::{Pursuit, Step};
 use self::signals::{Signal, Signals};
 use self::state::State;
 use self::waiting::Waiting;
+use self::wards::{Looked, Wards};
 use crate::cgroup::Delegated;
 use crate::clock::Clock;
 use crate::config::Policy;
-use crate::fire::{Fire, FireId};
+use crate::fire::{Fire, FireId, Lane};
 use crate::guard::RunFolder;
-use crate::job::{DEFAULT_KILL_AFTER, Job, JobName};
+use crate::job::{DEFAULT_KILL_AFTER, Job, JobName, RunOn};
 use crate::node::{Labels, NodeName};
-use crate::planner::{Planned, Planner, START_WITHIN};
+use crate::planner::{Planned, Planner};
 use crate::race::{self, Candidate, Found, Me, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, Account, Order, Place};
 use crate::schedule::Timestamp;
-use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Status};
+use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Request};
+use crate::warden;
 use crate::store::{
     Access, Address, Entry, Event, Follow, Revision, Seen, Store, StoreError, Together, keys,
 };
@@ -159,25 +166,33 @@ struct Daemon {
     place: Place,
     standing: Standing,
     planner: Planner,
-    clock: ClockSeen,
+    /// There was a first look at what is due.
+    has_planned: bool,
     /// When the clock was last looked at.
     looked: Instant,
-    /// What each job last came to when this daemon began: spares races for what is decided, at the first look.
-    decided: HashMap<JobName, String>,
+    /// What the clock showed when this daemon had registered.
+    began: Timestamp,
+    /// The floors as they were then: all up to there is decided. And those of lanes that this node has made since.
+    floors: HashMap<(JobName, Lane), Timestamp>,
+    /// Fires to be looked at in a moment.
+    looks: Looks,
+    catching_up: CatchingUp,
+    wards: Wards,
+    fleet: Fleet,
+    /// What small tasks tell.
+    news: (mpsc::Sender<News>, mpsc::Receiver<News>),
     jobs: Follow,
     requests: Follow,
     nodes: Follow,
     pauses: Follow,
-    drain: Follow,
+    drains: Follow,
     held_back: HeldBack,
     /// A request was held back by what this node has not seen, or has seen the end of.
     ask_again: bool,
     orphans: Orphans,
     state: Arc<State>,
-    /// Nodes whose time zone data were said to differ from ours.
-    strangers: BTreeSet<String>,
-    /// Requests that are not dealt with yet.
-    asked: BTreeMap<String, Fire>,
+    /// Requests that are not dealt with yet, by key, with when they were made.
+    asked: BTreeMap<String, (Fire, Timestamp)>,
     /// Fires that wait for a slot.
     waiting: Waiting,
     /// Fires that were superseded while they waited, and have no record yet.
@@ -202,22 +217,17 @@ struct Daemon {
     knows_jobs: bool,
 }
 
-/// What the clock showed at the last look.
-enum ClockSeen {
-    Never,
-    Well,
-    /// An earlier time than before: it was set back.
-    Behind,
-}
-
 /// How far apart the clocks of two nodes may be without a word.
 const FROM_THE_FUTURE: TimeDelta = TimeDelta::minutes(1);
 
+/// What is due and cannot be dealt with yet, with the store away, is looked at again after this.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// How many tellings of small tasks may wait.
+const WAITING_NEWS: usize = 64;
+
 /// Less than the planner takes for a gap.
 const LOOK_AT_CLOCK_EVERY: Duration = Duration::from_secs(2);
-
-/// A clock that is set back by less than this is not worth a word.
-const CLOCK_WAVERS: TimeDelta = TimeDelta::seconds(5);
 
 /// How many superseded fires may wait for the store to come back before some are let go of.
 const MOST_UNRUN: usize = 10_000;
@@ -237,14 +247,25 @@ enum Wake {
     Requests(Seen),
     Nodes(Seen),
     Pauses(Seen),
-    Drain(Seen),
-    FireDue,
+    Drains(Seen),
+    /// It is time to look at the clock.
+    Time,
     Won(Fire),
     Ended(Result<(Fire, Step), JoinError>),
     ChoreEnded(Result<(), JoinError>),
     Orphans(Told),
+    News(News),
     ServiceEnded(Result<anyhow::Result<()>, JoinError>),
     Signal(Signal),
+}
+
+/// What a small task tells.
+enum News {
+    /// Nobody has decided these fires yet.
+    Undecided(Vec<Fire>),
+    Wards(Looked),
+    /// This node's lane of a job is there, with this floor.
+    Lane(JobName, Timestamp),
 }
 
 impl Daemon {
@@ -263,28 +284,32 @@ impl Daemon {
         let store = place.store.clone();
         // After the registration: what an earlier daemon sent can no longer commit, so this list is whole.
         let left = race::mine(&store, &standing.me).await?;
-        let decided = last_decided(&store).await?;
-        // Fires that came due while this node was away may still start.
+        let floors = floors(&store).await?;
         let most_at_once = options.slots as usize;
-        let (from, pace) = (options.clock.now() - START_WITHIN, options.clock.pace());
+        let (now, pace) = (options.clock.now(), options.clock.pace());
         let mut daemon = Daemon {
             jobs: store.follow(keys::jobs()),
             requests: store.follow(keys::requests()),
             nodes: store.follow(keys::nodes()),
             pauses: store.follow(keys::pauses()),
-            drain: store.follow(keys::drained(&options.node)),
+            drains: store.follow(keys::drains()),
             held_back: HeldBack::default(),
             ask_again: false,
             orphans: Orphans::new(),
             state: state.clone(),
-            strangers: BTreeSet::new(),
+            fleet: Fleet::new(options.node.clone()),
             options,
             place,
             standing,
-            planner: Planner::new(from).at_pace(pace),
-            clock: ClockSeen::Never,
+            planner: Planner::new(now).at_pace(pace),
+            has_planned: false,
             looked: Instant::now(),
-            decided,
+            began: now,
+            floors,
+            looks: Looks::default(),
+            catching_up: CatchingUp::default(),
+            wards: Wards::default(),
+            news: mpsc::channel(WAITING_NEWS),
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
             unrun: VecDeque::new(),
@@ -322,13 +347,14 @@ impl Daemon {
                     self.held_back.pauses_seen(seen);
                     self.go_on_where_free();
                 }
-                Wake::Drain(seen) => {
-                    self.held_back.drain_seen(&self.options.node, seen);
-                    self.go_on_where_free();
-                    // What this node left to others while it was drained, or they to it.
-                    self.look_for_orphans();
+                Wake::Drains(seen) => {
+                    // Also what this node left to others while it was drained, or they to it.
+                    if self.fleet.drains_seen(seen) {
+                        self.fleet_changed();
+                    }
                 }
-                Wake::FireDue => self.race_for_due(),
+                Wake::Time => self.look_at_time(),
+                Wake::News(news) => self.hear_news(news),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
                 Wake::Orphans(told) => self.told_of_orphans(told),
@@ -365,24 +391,40 @@ impl Daemon {
             Some(ended) = self.services.join_next() => Wake::ServiceEnded(ended),
             Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
             told = self.orphans.next() => Wake::Orphans(told),
+            Some(news) = self.news.1.recv() => Wake::News(news),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
-            () = tokio::time::sleep(until_due) => Wake::FireDue,
+            () = tokio::time::sleep(until_due) => Wake::Time,
             seen = self.jobs.next() => Wake::Jobs(seen),
             seen = self.requests.next() => Wake::Requests(seen),
             seen = self.nodes.next() => Wake::Nodes(seen),
             seen = self.pauses.next() => Wake::Pauses(seen),
-            seen = self.drain.next() => Wake::Drain(seen),
+            seen = self.drains.next() => Wake::Drains(seen),
         }
     }
 
     /// How long to sleep: never so long that a stepped clock goes unnoticed, however much else wakes this loop.
     fn until_due(&self) -> Duration {
+        let clock = &self.options.clock;
         let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(self.looked.elapsed());
-        let end_of_pause = self.held_back.next_end(self.options.clock.now());
-        match self.planner.next_due().into_iter().chain(end_of_pause).min() {
-            Some(at) => self.options.clock.until(at).min(longest),
-            None => longest,
+        if !self.knows_jobs || !self.fleet.is_known() {
+            return longest;
+        }
+        let by_clock = [self.planner.next_due(), self.held_back.next_end(clock.now()), self.wards.next()];
+        let by_boot = self.looks.next().map(|at| at.saturating_sub(clock.since_boot()));
+        let all = by_clock.into_iter().flatten().map(|at| clock.until(at)).chain(by_boot);
+        all.fold(longest, Duration::min).max(SHORTEST_SLEEP)
+    }
+
+    fn hear_news(&mut self, news: News) {
+        match news {
+            News::Undecided(fires) => {
+                for fire in fires {
+                    self.race_for(fire);
+                }
+            }
+            News::Wards(looked) => self.wards_looked_at(looked),
+            News::Lane(job, floor) => self.lane_is_there(job, floor),
         }
     }
 
@@ -438,7 +480,12 @@ impl Daemon {
                 for (_, error) in job.schedule.impossible() {
                     warn!(job = %job.name, %error, "this schedule never fires");
                 }
-                self.planner.put(Planned { job: Arc::new(job), definition: definition.0, since });
+                self.plan(Planned {
+                    lane: self.lane_of(&job),
+                    job: Arc::new(job),
+                    definition: definition.0,
+                    since,
+                });
             }
             Err(error) => {
                 warn!(%error, "a job is passed over, the others go on");
@@ -454,6 +501,73 @@ impl Daemon {
         debug!(job = %name, "job removed");
         self.planner.remove(name);
         self.waiting.forget(name);
+        self.catching_up.remove(name);
+        self.choose_ward(name);
+    }
+
+    /// Where this node has scheduled fires of a job, if it has any.
+    fn lane_of(&self, job: &Job) -> Option<Lane> {
+        let (node, labels) = (&self.options.node, &self.options.labels);
+        match job.run_on {
+            RunOn::OneNode => Some(Lane::OneNode),
+            RunOn::EveryNode => {
+                let is_picked = job.nodes.as_ref().is_none_or(|nodes| nodes.matches(node, labels));
+                is_picked.then(|| Lane::Node(node.clone()))
+            }
+        }
+    }
+
+    /// Has the planner know a job. A lane of this node is made first, where it is not there yet.
+    fn plan(&mut self, planned: Planned) {
+        let name = planned.job.name.clone();
+        let lane = planned.lane.clone().unwrap_or(Lane::OneNode);
+        let floor = self.floors.get(&(name.clone(), lane.clone())).copied();
+        let is_new = self.planner.get(&name).is_none_or(|known| known.lane != planned.lane);
+        match (lane, floor) {
+            (Lane::Node(_), None) => {
+                self.open_lane(name.clone(), planned.since);
+                self.planner.put(Planned { lane: None, ..planned }, self.began);
+            }
+            (_, floor) => {
+                if is_new {
+                    // Planned by another lane's time, it would begin where that one was.
+                    self.planner.remove(&name);
+                }
+                let since = planned.since;
+                self.planner.put(planned, floor.unwrap_or(since));
+            }
+        }
+        self.choose_ward(&name);
+        self.race_for_boot(&name);
+    }
+
+    /// Makes this node's lane of a job, in a small task. A lane that is new has missed nothing.
+    fn open_lane(&mut self, job: JobName, since: Timestamp) {
+        let (store, tell) = (self.place.store.clone(), self.news.0.clone());
+        let lane = Lane::Node(self.options.node.clone());
+        let floor = since.max(self.options.clock.now());
+        self.chores.spawn(async move {
+            let floor = warden::open_lane(&store, &job, &lane, floor).await;
+            let _ = tell.send(News::Lane(job, floor)).await;
+        });
+    }
+
+    fn lane_is_there(&mut self, job: JobName, floor: Timestamp) {
+        self.floors.insert((job.clone(), Lane::Node(self.options.node.clone())), floor);
+        let Some(planned) = self.planner.get(&job) else { return };
+        let planned = Planned { lane: self.lane_of(&planned.job), ..planned.clone() };
+        self.plan(planned);
+    }
+
+    /// Of a job that also runs when its machine starts: once in this life of the node, if it was defined before.
+    fn race_for_boot(&mut self, job: &JobName) {
+        let Some(planned) = self.planner.get(job) else { return };
+        let fire = |lane| Fire { job: job.clone(), lane, id: FireId::Boot(self.state.start) };
+        let Some(fire @ Fire { lane: Lane::Node(_), .. }) = planned.lane.clone().map(fire) else { return };
+        let is_due = planned.job.enabled && planned.job.schedule.has_reboot();
+        if is_due && planned.since < fire.scheduled_at() {
+            self.race_for(fire);
+        }
     }
 
     fn requests_seen(&mut self, seen: Seen) {
@@ -479,79 +593,19 @@ impl Daemon {
     }
 
     fn nodes_seen(&mut self, seen: Seen) {
-        let living = std::mem::take(&mut self.orphans.living);
-        let (mut now_living, all) = match &seen {
-            Seen::All { .. } => (BTreeMap::new(), true),
-            Seen::Changes { .. } | Seen::OutOfTouch { .. } => (living.clone(), false),
-        };
-        let entries = match seen {
-            Seen::All { entries, .. } => entries.into_iter().map(Event::Put).collect(),
-            Seen::Changes { events, .. } => events,
-            Seen::OutOfTouch { .. } => Vec::new(),
-        };
-        for event in entries {
-            match event {
-                Event::Put(entry) => {
-                    let presence = values::decode::<Presence>(&entry.key, &entry.value);
-                    let (Ok(presence), Ok(name)) = (presence, keys::name_of(&entry.key).parse::<NodeName>())
-                    else {
-                        continue;
-                    };
-                    self.compare_zones(&name, &presence);
-                    now_living.insert(name, presence.node_start);
-                }
-                Event::Delete { key, .. } => {
-                    if let Ok(name) = keys::name_of(&key).parse::<NodeName>() {
-                        now_living.remove(&name);
-                    }
-                }
-            }
-        }
-        let changed = now_living != living;
-        self.orphans.living = now_living;
-        if all || changed {
+        let is_list = matches!(seen, Seen::All { .. });
+        if self.fleet.nodes_seen(seen) {
+            self.fleet_changed();
+        } else if is_list {
+            // Every few minutes, by what is there and not by what was told.
             self.look_for_orphans();
-        }
-    }
-
-    /// Nodes with other time zone data than ours may work out other fires: that is said, once for each.
-    fn compare_zones(&mut self, other: &NodeName, presence: &Presence) {
-        let ours = crate::schedule::tzdata_version();
-        if presence.tzdata == ours {
-            self.strangers.remove(other.as_str());
-        } else if self.strangers.insert(other.to_string()) {
-            warn!(node = %self.options.node, %other, ours, theirs = presence.tzdata,
-                  "another node has other time zone data, so the two may disagree on when a job is due; \
-                   bring both to the same release");
-        }
-    }
-
-    /// Races for the fires that have come due since the last look.
-    fn race_for_due(&mut self) {
-        self.looked = Instant::now();
-        if !self.knows_jobs {
-            return;
-        }
-        let now = self.options.clock.now();
-        self.look_at_clock(now);
-        self.end_pauses(now);
-        let decided = std::mem::take(&mut self.decided);
-        let now_as_id = FireId::scheduled(now).to_string();
-        for fire in self.planner.due(now) {
-            // From before this daemon: decided while it was away, if it was not the last to be. What a clock that was
-            // ahead has decided says nothing of what is due now.
-            let ours = fire.id.to_string();
-            if decided.get(&fire.job).is_some_and(|last| *last >= ours && *last <= now_as_id) {
-                continue;
-            }
-            self.race_for(fire);
         }
     }
 
     /// Takes pauses that are over out of the store, and asks again where a pause was not seen.
     fn end_pauses(&mut self, now: Timestamp) {
-        for (key, revision) in self.held_back.over(now) {
-            self.chores.spawn(held_back::take_out(self.place.store.clone(), key, revision));
+        for over in self.held_back.over(now) {
+            self.chores.spawn(held_back::take_out(self.place.store.clone(), over));
         }
         if std::mem::take(&mut self.ask_again) {
             self.race_for_requests();
@@ -561,43 +615,19 @@ impl Daemon {
     /// Something that held back may be gone: what waited for that is looked at again.
     fn go_on_where_free(&mut self) {
         for fire in self.held_back.kept() {
-            self.race_for(fire);
+            self.see_to(fire);
         }
         self.race_for_requests();
     }
 
-    /// Says so where the clock is why fires are left out.
-    fn look_at_clock(&mut self, now: Timestamp) {
-        let (node, until) = (&self.options.node, self.planner.planned_until());
-        match self.clock {
-            // What came due before the first look was due while this node was away.
-            ClockSeen::Never => {}
-            ClockSeen::Behind if now < until => return,
-            ClockSeen::Well | ClockSeen::Behind if self.planner.is_gap(now) => {
-                warn!(%node, from = %until, to = %now,
-                      "the clock was set forward, or this machine stood still; of what was due in between, only the \
-                       newest fire of each job is run");
-            }
-            ClockSeen::Well if now + CLOCK_WAVERS < until => {
-                warn!(%node, %now, %until,
-                      "the clock was set back; scheduled fires up to the latest it has shown are dealt with, so none \
-                       is due before it shows that again (a restart of this node begins at the present time)");
-                self.clock = ClockSeen::Behind;
-                return;
-            }
-            ClockSeen::Well | ClockSeen::Behind => {}
-        }
-        self.clock = ClockSeen::Well;
-    }
-
+    /// Sees to the requests that are there. One for a job that this node does not know yet, or that is gone, waits.
     fn race_for_requests(&mut self) {
-        let asked: Vec<Fire> =
-            self.asked.values().filter(|fire| !self.hands.contains_key(fire)).cloned().collect();
-        for fire in asked {
-            // One for a job that this node does not know yet, or that is gone, waits.
-            if self.planner.get(&fire.job).is_some() {
-                self.race_for(fire);
-            }
+        if !self.knows_jobs || !self.fleet.is_known() {
+            return;
+        }
+        let asked = self.asked.values().map(|(fire, _)| fire).filter(|fire| !self.hands.contains_key(fire));
+        for fire in asked.cloned().collect::<Vec<_>>() {
+            self.see_to(fire);
         }
     }
 
@@ -629,6 +659,10 @@ impl Daemon {
             Way::UntilPauseIsGone if matches!(fire.id, FireId::Manual(_)) => return,
             Way::UntilPauseIsGone => return self.held_back.keep(fire),
         }
+        if self.fleet.is_drained() {
+            debug!(job = %fire.job, fire = %fire.id, "not raced for: this node is drained");
+            return;
+        }
         if self.hands.len() >= self.options.slots as usize {
             self.wait_for_slot(fire);
             return;
@@ -639,9 +673,11 @@ impl Daemon {
         };
         let at = fire.scheduled_at();
         if matches!(fire.id, FireId::Scheduled(_)) && !planned.owes(at) {
+            // Its warden writes that down.
             info!(job = %fire.job, fire = %fire.id, "not run: the job changed, and it is not due any more");
             return;
         }
+        let asked_at = self.asked.get(&keys::request(&fire)).map(|(_, asked_at)| *asked_at);
         let candidate = Candidate {
             fire: fire.clone(),
             definition: Revision(planned.definition),
@@ -649,8 +685,9 @@ impl Daemon {
             was: planned.job.was.clone(),
             policy: LockPolicy {
                 promise: planned.job.promise,
-                last_start: planned.last_start(at),
-                hold: run::hold_of(&planned.job),
+                // A request may be for an instant that was missed long ago.
+                last_start: planned.last_start(asked_at.unwrap_or(at)),
+                hold: run::hold_of(&planned.job, &fire.lane),
             },
         };
         let (job, kill_after) = (planned.job.clone(), planned.job.kill_after);
@@ -683,7 +720,12 @@ impl Daemon {
     /// Puts a fire into the queue for a slot. A scheduled fire of the same job that waits there is superseded.
     fn wait_for_slot(&mut self, fire: Fire) {
         let by = fire.id;
-        let Some(older) = self.waiting.push(fire) else { return };
+        if let Some(older) = self.waiting.push(fire) {
+            self.note_superseded(older, &by);
+        }
+    }
+
+    fn note_superseded(&mut self, older: Fire, by: &FireId) {
         info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for a slot");
         if self.unrun.len() >= MOST_UNRUN {
             warn!(job = %older.job, fire = %older.id, "too many fires wait for the store, this one gets no record");
@@ -694,7 +736,10 @@ impl Daemon {
             reason: format!("superseded by {by} while it waited for a slot"),
             because_of: None,
         };
+        let job = older.job.clone();
         self.unrun.push_back((older, unrun));
+        self.go_on_catching_up(&job);
+        self.use_free_slots();
     }
 
     /// Goes on with what waited for a slot.
@@ -762,6 +807,7 @@ impl Daemon {
             }
         };
         self.hands.remove(&fire);
+        self.go_on_catching_up(&fire.job);
         match step {
             Step::Done => {}
             // Only a request waits on. It may be that the end of the pause was seen before this.
@@ -814,20 +860,18 @@ impl Daemon {
     }
 }
 
-/// A request to start a job, from its entry.
-fn requested(entry: Entry) -> Option<(String, Fire)> {
+/// A request to start a job, from its entry, with when it was made.
+fn requested(entry: Entry) -> Option<(String, (Fire, Timestamp))> {
     let fire = keys::fire_requested(&entry.key)?;
-    Some((entry.key, fire))
+    let request = values::decode::<Request>(&entry.key, &entry.value);
+    let at = request.map_or_else(|_| fire.scheduled_at(), |request| request.at);
+    Some((entry.key, (fire, at)))
 }
 
-/// What each job last came to, by the id of its scheduled fire.
-async fn last_decided(store: &Store) -> Result<HashMap<JobName, String>, StoreError> {
-    let listing = store.list(keys::statuses()).await?;
-    let read = |entry: Entry| {
-        let job = entry.key.split('/').nth(1)?.parse().ok()?;
-        let status: Status = values::decode(&entry.key, &entry.value).ok()?;
-        matches!(status.last_fire.parse(), Ok(FireId::Scheduled(_))).then_some((job, status.last_fire))
-    };
+/// The floors of all lanes.
+async fn floors(store: &Store) -> Result<HashMap<(JobName, Lane), Timestamp>, StoreError> {
+    let listing = store.list(keys::floors()).await?;
+    let read = |entry: Entry| Some((keys::lane_of(&entry.key)?, warden::read_floor(&entry)?.0));
     Ok(listing.entries.into_iter().filter_map(read).collect())
 }
 

@@ -10,7 +10,7 @@ use chrono::{NaiveDateTime, SubsecRound, Timelike};
 use ulid::Ulid;
 
 use crate::job::JobName;
-use crate::node::NodeName;
+use crate::node::{NodeName, NodeStart};
 use crate::schedule::Timestamp;
 
 /// One job at one scheduled UTC instant, or one request of it.
@@ -47,8 +47,11 @@ impl fmt::Display for Fire {
 pub enum FireId {
     /// Of a schedule: `20261130T020000Z`. As texts these sort by time, which the floor's compare needs.
     Scheduled(Timestamp),
-    /// Asked for by hand: `m-<ulid>`, the ulid being made when it was asked for.
+    /// Asked for by hand: `m-<ulid>`, the ulid being made when it was asked for, or of the missed instant that it
+    /// makes good.
     Manual(Ulid),
+    /// Of `@reboot`: `boot-<node start>`, which is made at a node's first start after a boot.
+    Boot(NodeStart),
 }
 
 impl FireId {
@@ -57,11 +60,11 @@ impl FireId {
         FireId::Scheduled(at.trunc_subsecs(0))
     }
 
-    /// The instant it stands for, in whole seconds for a schedule and milliseconds for a request.
+    /// The instant it stands for, in whole seconds for a schedule and milliseconds for a request or a boot.
     pub fn instant(&self) -> Timestamp {
         match self {
             FireId::Scheduled(at) => *at,
-            FireId::Manual(id) => id.datetime().into(),
+            FireId::Manual(id) | FireId::Boot(NodeStart(id)) => id.datetime().into(),
         }
     }
 }
@@ -73,6 +76,7 @@ impl fmt::Display for FireId {
         match self {
             FireId::Scheduled(at) => write!(f, "{}", at.format(SCHEDULED)),
             FireId::Manual(id) => write!(f, "m-{id}"),
+            FireId::Boot(start) => write!(f, "boot-{start}"),
         }
     }
 }
@@ -86,9 +90,10 @@ impl FromStr for FireId {
     type Err = BadFireId;
 
     fn from_str(text: &str) -> Result<FireId, BadFireId> {
-        let id = match text.strip_prefix("m-") {
-            Some(ulid) => ulid.parse().ok().map(FireId::Manual),
-            None => {
+        let id = match text.split_once('-') {
+            Some(("m", ulid)) => ulid.parse().ok().map(FireId::Manual),
+            Some(("boot", start)) => start.parse().ok().map(FireId::Boot),
+            _ => {
                 NaiveDateTime::parse_from_str(text, SCHEDULED)
                     .ok()
                     // A leap second is no instant that a schedule names.

@@ -36,6 +36,7 @@ pub mod guard;
 // Deeds: one step of the flow each.
 pub mod race;
 pub mod run;
+pub mod warden;
 pub mod act;
 pub mod sync;
 

@@ -1,20 +1,25 @@
 //! The planner: which fires are due. It never asks the clock; time is an argument.
 
-use std::collections::{BTreeSet, HashMap};
+mod cover;
+mod dues;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
 
-use crate::fire::{Fire, FireId};
-use crate::job::{Job, JobName};
+pub use self::cover::{Cover, RIPE_AFTER, Sight, Stretch, cover};
+pub use self::dues::{Dues, Reign};
+use crate::fire::{Fire, FireId, Lane};
+use crate::job::{CatchUp, Job, JobName};
 use crate::schedule::Timestamp;
 
-/// How late a fire may start, whatever delayed it.
-pub const START_WITHIN: TimeDelta = TimeDelta::hours(1);
-
-/// A longer time without a look at the clock is a gap: the machine slept, or its clock was set. Of the fires in a gap
-/// only the newest of each job may still start.
+/// A fire that is looked at so long after its start was missed, at least by this node: the machine slept, its clock was
+/// set, the store was away, or nobody was up.
 const GAP: TimeDelta = TimeDelta::seconds(5);
+
+/// How many missed fires of a job are run at the most.
+pub const MOST_CAUGHT_UP: usize = 100;
 
 /// A job as it is planned: its definition, which revision of it, and since when its schedule counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +29,8 @@ pub struct Planned {
     pub definition: i64,
     /// Nothing at or before this instant is due.
     pub since: Timestamp,
+    /// Where its scheduled fires exclude each other. None: it has none on this node.
+    pub lane: Option<Lane>,
 }
 
 impl Planned {
@@ -39,12 +46,55 @@ impl Planned {
 
     /// The last instant at which its fire of this instant may start, whatever delays it.
     pub fn last_start(&self, at: Timestamp) -> Timestamp {
-        at.checked_add_signed(self.delay()).unwrap_or(at) + START_WITHIN
+        let within = TimeDelta::from_std(self.job.start_within).unwrap_or(TimeDelta::MAX);
+        let starts = at.checked_add_signed(self.delay()).unwrap_or(at);
+        starts.checked_add_signed(within).unwrap_or(Timestamp::MAX_UTC)
+    }
+
+    /// When the first fire after `after` is to start.
+    pub fn next_start(&self, after: Timestamp) -> Option<Timestamp> {
+        self.next_after(after).map(|next| next.starts)
     }
 
     fn next_after(&self, after: Timestamp) -> Option<Next> {
-        let at = self.job.schedule.next_after(after)?;
+        if !self.job.enabled || self.lane.is_none() {
+            return None;
+        }
+        let at = self.job.schedule.next_after(after.max(self.since))?;
         Some(Next { starts: at.checked_add_signed(self.delay())?, at })
+    }
+
+    /// Of the fires from `first` on that were to start by `now`, those that are still to be run, the oldest first.
+    fn caught_up(&self, first: Timestamp, now: Timestamp) -> Vec<Timestamp> {
+        let until = now.checked_sub_signed(self.delay()).unwrap_or(now);
+        let after = |after| self.job.schedule.next_after(after);
+        match self.job.catch_up {
+            CatchUp::None => Vec::new(),
+            CatchUp::Latest => {
+                let newest = newest(first, until, after);
+                (now <= self.last_start(newest)).then_some(newest).into_iter().collect()
+            }
+            CatchUp::All => {
+                let within = self.last_start(first) - first;
+                let from = now.checked_sub_signed(within).map_or(first, |from| from.max(first));
+                let mut all = VecDeque::new();
+                let first = self.job.schedule.next_after(from - TimeDelta::nanoseconds(1));
+                let next = |at: &Timestamp| after(*at);
+                for at in std::iter::successors(first, next).take_while(|at| *at <= until) {
+                    all.push_back(at);
+                    if all.len() > MOST_CAUGHT_UP {
+                        all.pop_front();
+                    }
+                }
+                all.into()
+            }
+        }
+    }
+
+    /// The fire of this instant.
+    fn fire(&self, at: Timestamp) -> Fire {
+        let lane = self.lane.clone().unwrap_or(Lane::OneNode);
+        Fire { job: self.job.name.clone(), lane, id: FireId::scheduled(at) }
     }
 }
 
@@ -55,10 +105,28 @@ struct Next {
     at: Timestamp,
 }
 
+#[derive(Debug)]
+struct Entry {
+    planned: Planned,
+    next: Option<Next>,
+    /// The newest instant that was due.
+    last: Option<Timestamp>,
+}
+
+/// What a look at the time has shown.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Due {
+    /// The fires that are to start now, oldest first.
+    pub now: Vec<Fire>,
+    /// What was missed, by job: those fires of each that are still to be run, oldest first, one after the other. Of
+    /// most jobs that is one, or none.
+    pub missed: Vec<(JobName, Vec<Fire>)>,
+}
+
 /// Computes the fires of all jobs, each once.
 #[derive(Debug)]
 pub struct Planner {
-    jobs: HashMap<JobName, (Planned, Option<Next>)>,
+    jobs: HashMap<JobName, Entry>,
     /// The next fire of every job that has one, soonest first.
     next: BTreeSet<(Next, JobName)>,
     planned_until: Timestamp,
@@ -66,7 +134,7 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner that returns fires after `from`. A job put later begins at its own `since`, if that is later.
+    /// A planner whose first look comes after `from`.
     pub fn new(from: Timestamp) -> Planner {
         Planner { jobs: HashMap::new(), next: BTreeSet::new(), planned_until: from, gap: GAP }
     }
@@ -77,30 +145,49 @@ impl Planner {
         self
     }
 
-    /// Takes a definition in, in place of the one of the same name.
-    pub fn put(&mut self, planned: Planned) {
+    /// Takes a definition in, in place of the one of the same name. Of a job that is new to the planner, what came due
+    /// up to `decided` is dealt with.
+    pub fn put(&mut self, planned: Planned, decided: Timestamp) {
         let name = planned.job.name.clone();
-        self.remove(&name);
         // What started up to `planned_until` was due so much earlier.
-        let from = self.planned_until.checked_sub_signed(planned.delay()).unwrap_or(self.planned_until);
-        let next = planned.job.enabled.then(|| planned.next_after(from.max(planned.since))).flatten();
+        let looked = self.planned_until.checked_sub_signed(planned.delay()).unwrap_or(self.planned_until);
+        let (from, last) = match self.take(&name) {
+            // One that waits for the first look stays due.
+            Some(Entry { last, next: Some(next), .. }) if next.starts <= self.planned_until => {
+                (looked.min(next.at - TimeDelta::nanoseconds(1)), last)
+            }
+            Some(Entry { last, .. }) => (looked, last),
+            None => (decided, None),
+        };
+        let next = planned.next_after(from);
         self.next.extend(next.map(|next| (next, name.clone())));
-        self.jobs.insert(name, (planned, next));
+        self.jobs.insert(name, Entry { planned, next, last });
     }
 
     /// Forgets a job.
     pub fn remove(&mut self, name: &JobName) {
-        if let Some((_, Some(next))) = self.jobs.remove(name) {
+        self.take(name);
+    }
+
+    fn take(&mut self, name: &JobName) -> Option<Entry> {
+        let entry = self.jobs.remove(name)?;
+        if let Some(next) = entry.next {
             self.next.remove(&(next, name.clone()));
         }
+        Some(entry)
     }
 
     pub fn get(&self, name: &JobName) -> Option<&Planned> {
-        self.jobs.get(name).map(|(planned, _)| planned)
+        self.jobs.get(name).map(|entry| &entry.planned)
     }
 
     pub fn names(&self) -> impl Iterator<Item = &JobName> {
         self.jobs.keys()
+    }
+
+    /// All jobs, each with the newest fire that was due so far.
+    pub fn jobs(&self) -> impl Iterator<Item = (&Planned, Option<Fire>)> {
+        self.jobs.values().map(|Entry { planned, last, .. }| (planned, last.map(|at| planned.fire(at))))
     }
 
     pub fn len(&self) -> usize {
@@ -126,31 +213,51 @@ impl Planner {
         now - self.planned_until > self.gap
     }
 
-    /// The fires that are to start in `(planned_until, now]`, oldest first. No fire is returned twice, so a clock
-    /// stepped back repeats none. After a gap only the newest fire of each job is returned, if it may still start.
-    pub fn due(&mut self, now: Timestamp) -> Vec<Fire> {
-        if now <= self.planned_until {
-            return Vec::new();
-        }
-        let gap = self.is_gap(now);
+    /// Begins anew at `now`, which is earlier than what the clock showed before: nothing that was worked out under a
+    /// clock that was wrong is kept. Fires that come again are decided in the store.
+    pub fn set_back(&mut self, now: Timestamp) {
         self.planned_until = now;
-        let mut due = Vec::new();
-        while self.next.first().is_some_and(|(next, _)| next.starts <= now)
-            && let Some((Next { at, .. }, name)) = self.next.pop_first()
-        {
-            let (planned, next) = self.jobs.get_mut(&name).expect("a job that has a next fire is there");
-            let schedule = &planned.job.schedule;
-            let at = match gap {
-                true => newest(at, now - planned.delay(), |after| schedule.next_after(after)),
-                false => at,
-            };
-            *next = planned.next_after(at);
+        self.next.clear();
+        for (name, Entry { planned, next, last }) in &mut self.jobs {
+            *next = planned.next_after(now.checked_sub_signed(planned.delay()).unwrap_or(now));
+            *last = last.filter(|last| *last <= now);
             self.next.extend(next.map(|next| (next, name.clone())));
-            if !gap || now <= planned.last_start(at) {
-                due.push(Fire::new(name, FireId::scheduled(at)));
-            }
         }
-        due.sort_by_key(Fire::scheduled_at);
+    }
+
+    /// The fires that were to start since the last look and up to `now`. No fire is returned twice as long as the time
+    /// goes forward.
+    pub fn due(&mut self, now: Timestamp) -> Due {
+        if now <= self.planned_until {
+            return Due::default();
+        }
+        self.planned_until = now;
+        let mut due = Due::default();
+        while self.next.first().is_some_and(|(next, _)| next.starts <= now)
+            && let Some((Next { at, starts }, name)) = self.next.pop_first()
+        {
+            let Entry { planned, next, last } =
+                self.jobs.get_mut(&name).expect("a job that has a next fire is there");
+            let newest = match now - starts > self.gap {
+                true => {
+                    let schedule = &planned.job.schedule;
+                    let fires: Vec<Fire> =
+                        planned.caught_up(at, now).into_iter().map(|at| planned.fire(at)).collect();
+                    if !fires.is_empty() {
+                        due.missed.push((name.clone(), fires));
+                    }
+                    newest(at, now - planned.delay(), |after| schedule.next_after(after))
+                }
+                false => {
+                    due.now.push(planned.fire(at));
+                    at
+                }
+            };
+            *last = Some(newest);
+            *next = planned.next_after(newest);
+            self.next.extend(next.map(|next| (next, name)));
+        }
+        due.now.sort_by_key(Fire::scheduled_at);
         due
     }
 }

@@ -10,6 +10,8 @@ use crate::schedule::Timestamp;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub fire: Fire,
+    /// It stands for all fires of the lane from this one on, where nothing ran for one reason.
+    pub span: Option<Span>,
     pub outcome: Outcome,
     /// Why, in a few words, where the outcome alone does not say it: `overlap`, `could not start: …`.
     pub reason: Option<String>,
@@ -22,6 +24,38 @@ pub struct Record {
     pub written_at: Timestamp,
     /// The last bytes of output of a run that did not succeed, at most [`TAIL`] bytes of text.
     pub tail: Option<String>,
+}
+
+/// How far a record of many fires reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The instant of the last of them.
+    pub last: Timestamp,
+    /// How many they are, the first and the last too.
+    pub count: u64,
+}
+
+impl Record {
+    /// Of a fire that nobody ran.
+    pub fn unrun(
+        fire: Fire,
+        outcome: Outcome,
+        reason: impl Into<String>,
+        writer: Writer,
+        at: Timestamp,
+    ) -> Record {
+        Record {
+            fire,
+            span: None,
+            outcome,
+            reason: Some(reason.into()),
+            run: None,
+            past: Vec::new(),
+            writer,
+            written_at: at,
+            tail: None,
+        }
+    }
 }
 
 /// How much output a record carries at most, in bytes; the rest is on the node that ran the command.

@@ -205,9 +205,11 @@ async fn still_fresh(place: &Place, standing: &mut Standing, claim: &Claim) -> R
     })
 }
 
-/// The hold of a job's locks. None where nobody else may run its fires: then nothing has to end them in time.
-pub fn hold_of(job: &Job) -> Option<Duration> {
-    let nobody_else = job.overlap == Overlap::Allow && job.promise == Promise::AtMostOnce;
+/// The hold of the locks of a job's fires in a lane. None where nobody else may run them: then nothing has to end them
+/// in time.
+pub fn hold_of(job: &Job, lane: &Lane) -> Option<Duration> {
+    let unshared = job.overlap == Overlap::Allow && job.promise == Promise::AtMostOnce;
+    let nobody_else = unshared || *lane != Lane::OneNode;
     (!nobody_else).then_some(job.hold)
 }
 

@@ -123,6 +123,18 @@ impl Schedule {
         self.search(after).next
     }
 
+    /// How many instants are due in `(after, until]`.
+    ///
+    /// Of `@every` alone that is a division; of five fields, half a million a year are walked through.
+    pub fn count(&self, after: Timestamp, until: Timestamp) -> u64 {
+        let (from, to) = (after.timestamp(), until.timestamp());
+        if let ([Rule::Every(period)], None) = (&*self.rules, &self.calendar) {
+            return (to.max(from).div_euclid(*period) - from.div_euclid(*period)).unsigned_abs();
+        }
+        let next = |after: &Timestamp| self.next_after(*after).filter(|next| *next <= until);
+        std::iter::successors(next(&after), next).count() as u64
+    }
+
     /// [`Schedule::next_after`], telling how much it looked at.
     pub fn search(&self, after: Timestamp) -> Search {
         let mut steps = Steps::default();

@@ -15,7 +15,7 @@ use crate::fire::{FireId, Lane};
 use crate::job::{Job, JobName, SourceName};
 use crate::jobfile::{self, Plan};
 use crate::schedule::Timestamp;
-use crate::store::values::{self, Definition, SourceState, Unreadable};
+use crate::store::values::{self, Definition, Former, SourceState, Unreadable};
 use crate::store::{Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Txn, keys};
 
 /// What a source is to hold.
@@ -213,15 +213,11 @@ fn changes(wanted: &Wanted, outlook: &Outlook, now: Timestamp) -> Vec<JobChange>
         .collect();
     for name in &outlook.plan.removed {
         let known = &outlook.definitions[name];
-        changes.push(JobChange {
-            compare: Compare::mod_revision(keys::job(name), known.revision),
-            // Records stay: what was done is not undone by a removal.
-            ops: vec![
-                Op::delete(keys::job(name)),
-                Op::delete(keys::floors_of(name)),
-                Op::delete(keys::statuses_of(name)),
-            ],
-        });
+        // Records stay: what was done is not undone by a removal. The floors go when all that was due before the
+        // removal is settled: see `warden`.
+        let mut ops = vec![Op::delete(keys::job(name)), Op::delete(keys::statuses_of(name))];
+        ops.extend(former(name, known, now, true));
+        changes.push(JobChange { compare: Compare::mod_revision(keys::job(name), known.revision), ops });
     }
     changes
 }
@@ -234,13 +230,25 @@ fn put_change(wanted: &Wanted, job: &Job, known: Option<&Known>, now: Timestamp)
         .map_or(now, |before| before.since);
     let definition = Definition { job: job.clone(), source: wanted.source.clone(), since };
     let mut ops = vec![Op::put(keys::job(&job.name), definition.encode())];
-    if known.is_none() {
-        // Made with the job: a compare with a floor that is not there would never hold.
-        let floor = FireId::scheduled(since).to_string();
-        ops.push(Op::put(keys::floor(&job.name, &Lane::OneNode), floor));
+    match known {
+        Some(known) => ops.extend(former(&job.name, known, now, false)),
+        None => {
+            // Made with the job: a compare with a floor that is not there would never hold. One that is there yet
+            // tells of a job of this name whose last fires are not settled.
+            let floor = keys::floor(&job.name, &Lane::OneNode);
+            let made = Op::put(floor.as_str(), FireId::scheduled(since).to_string());
+            ops.push(Txn::when([Compare::absent(floor)]).then([made]).into());
+        }
     }
     let revision = known.map_or(Revision(0), |known| known.revision);
     JobChange { compare: Compare::mod_revision(keys::job(&job.name), revision), ops }
+}
+
+/// Keeps what was in force: what was due by it may still have to be settled, and `audit` asks.
+fn former(name: &JobName, known: &Known, now: Timestamp, removed: bool) -> Option<Op> {
+    let definition = known.definition.clone()?;
+    let former = Former { definition, until: now, removed };
+    Some(Op::put(keys::job_before(name, known.revision), former.encode()))
 }
 
 /// Parts changes so that each part, with the source's own put and the act's, keeps to the limit. At least one part, which may be

@@ -129,28 +129,14 @@ pub async fn resume(door: Door, args: &ResumeArgs) -> Result<ExitCode, Failure> 
     let store = door.store().await?;
     let by = who();
     if args.all {
-        let key = keys::all_paused();
-        // Safe when two do it at once: for one of them the pause is there.
-        let txn = Txn::when([Compare::present(key.as_str())])
-            .then([
-                Op::delete(key.as_str()),
-                act::note(&by, now, "resume", ALL, None),
-                Op::get(keys::pauses()),
-            ])
-            .otherwise([Op::get(keys::pauses())]);
-        let reply = act_on(&store, now, txn).await?;
-        let left = match reply.succeeded {
-            true => {
-                say("all jobs go on");
-                reply.got(2)
-            }
-            false => {
-                say("all jobs are not paused, so nothing is changed");
-                reply.got(0)
-            }
-        };
-        if !left.is_empty() {
-            let names: Vec<_> = left.iter().map(|entry| harmless(keys::name_of(&entry.key))).collect();
+        let reply = end(&store, now, &by, &keys::all_paused(), ALL).await?;
+        match reply.succeeded {
+            true => say("all jobs go on"),
+            false => say("all jobs are not paused, so nothing is changed"),
+        }
+        let by_name = reply.got(GOT_PAUSES).iter().filter(|entry| keys::pause_ended(&entry.key).is_none());
+        let names: Vec<_> = by_name.map(|entry| harmless(keys::name_of(&entry.key)).to_string()).collect();
+        if !names.is_empty() {
             say(format_args!("still paused by name: {}", names.join(", ")));
         }
         return Ok(ExitCode::SUCCESS);
@@ -158,26 +144,48 @@ pub async fn resume(door: Door, args: &ResumeArgs) -> Result<ExitCode, Failure> 
     let mut all_paused = false;
     for job in scope.names() {
         let key = keys::paused(job);
-        // As above. A pause outlives its job, so the job need not be there.
-        let txn = Txn::when([Compare::present(key.as_str())])
-            .then([
-                Op::delete(key.as_str()),
-                act::note(&by, now, "resume", job, None),
-                Op::get(keys::all_paused()),
-            ])
-            .otherwise([Op::get(keys::job(job)), Op::get(keys::all_paused())]);
-        let reply = act_on(&store, now, txn).await?;
-        if !reply.succeeded && reply.got(0).is_empty() {
+        let reply = end(&store, now, &by, &key, job.as_str()).await?;
+        // A pause outlives its job, so the job need not be there.
+        if !reply.succeeded && store.get(&keys::job(job)).await?.is_none() {
             return Err(read::no_such_job(&store, job).await?);
         }
         match reply.succeeded {
             true => say(format_args!("{job} goes on")),
             false => say(format_args!("{job} is not paused by name, so nothing is changed")),
         }
-        all_paused |= !reply.got(if reply.succeeded { 2 } else { 1 }).is_empty();
+        all_paused |= reply.got(GOT_PAUSES).iter().any(|entry| entry.key == keys::all_paused());
     }
     if all_paused {
         say("warning: all jobs are paused, so nothing runs yet; `fleetcron resume --all` ends that");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Position of the pauses that are left, in the reply of [`end`].
+const GOT_PAUSES: usize = 0;
+
+/// Ends a pause, if there is one, and keeps that there was: what came due in it is not caught up with.
+async fn end(store: &Store, now: Timestamp, by: &str, key: &str, subject: &str) -> Result<TxnReply, Failure> {
+    loop {
+        let there = store.get(key).await?;
+        let revision = there.as_ref().map_or(Revision(0), |entry| entry.mod_revision);
+        let mut then = vec![Op::delete(key), act::note(by, now, "resume", subject, None)];
+        // One that cannot be read tells nothing of its time.
+        let value = there.as_ref().and_then(|entry| values::decode::<HoldBack>(key, &entry.value).ok());
+        if let Some(value) = value {
+            then.push(Op::put(keys::ended_pause(key, now), values::encode(&value.ended(now))));
+        }
+        // Safe when two do it at once: the pause is at this revision for one of them only.
+        let as_seen = Compare::mod_revision(key, revision);
+        let txn = match there {
+            Some(_) => Txn::when([as_seen]).then([Op::get(keys::pauses())]).then(then),
+            None => Txn::when([Compare::present(key)]).otherwise([Op::get(keys::pauses())]),
+        };
+        let was_there = there.is_some();
+        let reply = act_on(store, now, txn).await?;
+        // Else it was made, made longer or ended meanwhile.
+        if reply.succeeded == was_there {
+            return Ok(reply);
+        }
+    }
 }

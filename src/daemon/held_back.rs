@@ -1,7 +1,8 @@
-//! What holds this node back from claiming: pauses of jobs, and that it is drained.
+//! What holds this node back from claiming: pauses of jobs.
 //!
 //! Only a view, which spares races that cannot be won: the claim itself compares the keys. A pause whose end has come
-//! is taken out of the store by whoever sees it.
+//! is taken out of the store by whoever sees it. That there was one stays in the store for a while, because fires that
+//! came due in it are not caught up with.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,17 +11,17 @@ use tracing::{debug, info, warn};
 
 use crate::fire::Fire;
 use crate::job::JobName;
-use crate::node::NodeName;
 use crate::schedule::Timestamp;
 use crate::store::values::{self, HoldBack};
-use crate::store::{Compare, Entry, Event, Op, Revision, Seen, Store, Txn, keys};
+use crate::store::{Compare, Entry, Event, KeyRange, Op, Revision, Seen, Store, Txn, keys};
 
 /// What the store last told of pauses and of this node.
 #[derive(Debug, Default)]
 pub(super) struct HeldBack {
     /// By key.
     pauses: BTreeMap<String, Pause>,
-    drained: bool,
+    /// Those that are over, by key: from the first instant to before the second.
+    ended: BTreeMap<String, (Timestamp, Timestamp)>,
     /// The newest fire of each job that came due at or after the end of a pause that is still in the store.
     after_pause: BTreeMap<JobName, Fire>,
 }
@@ -28,16 +29,30 @@ pub(super) struct HeldBack {
 #[derive(Debug)]
 struct Pause {
     revision: Revision,
-    /// None: until somebody ends it, or nobody knows when.
-    until: Option<Timestamp>,
+    /// None: it cannot be read, and holds until it is resumed.
+    value: Option<HoldBack>,
     /// When this node last tried to take it out.
     tried: Option<Instant>,
 }
 
 impl Pause {
-    fn is_over(&self, now: Timestamp) -> bool {
-        self.until.is_some_and(|until| until <= now)
+    /// None: until somebody ends it, or nobody knows when.
+    fn until(&self) -> Option<Timestamp> {
+        self.value.as_ref()?.until
     }
+
+    fn is_over(&self, now: Timestamp) -> bool {
+        self.until().is_some_and(|until| until <= now)
+    }
+}
+
+/// A pause to be taken out.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Over {
+    key: String,
+    revision: Revision,
+    value: HoldBack,
+    until: Timestamp,
 }
 
 /// What is to become of a fire.
@@ -55,9 +70,6 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 impl HeldBack {
     pub fn way(&self, fire: &Fire, now: Timestamp) -> Way {
-        if self.drained {
-            return Way::Held("this node is drained");
-        }
         let own = keys::paused(&fire.job);
         let all = keys::all_paused();
         let mut there = [own, all].into_iter().filter_map(|key| self.pauses.get(&key)).peekable();
@@ -65,7 +77,7 @@ impl HeldBack {
             () if there.peek().is_none() => Way::Free,
             // What was due before the end of its pause passes, however late it is looked at.
             () if there
-                .all(|pause| pause.until.is_some_and(|end| end <= now && end <= fire.scheduled_at())) =>
+                .all(|pause| pause.until().is_some_and(|end| end <= now && end <= fire.scheduled_at())) =>
             {
                 Way::UntilPauseIsGone
             }
@@ -86,20 +98,21 @@ impl HeldBack {
     pub fn pauses_seen(&mut self, seen: Seen) {
         match seen {
             Seen::All { entries, .. } => {
-                let there = entries.into_iter().map(|entry| self.read(entry)).collect();
-                self.pauses = there;
+                let before = std::mem::take(&mut self.pauses);
+                self.ended.clear();
+                for entry in entries {
+                    self.take_in(entry, &before);
+                }
             }
             Seen::Changes { events, .. } => {
                 for event in events {
                     match event {
-                        Event::Put(entry) => {
-                            let (key, pause) = self.read(entry);
-                            info!(what = keys::name_of(&key), until = ?pause.until, "paused");
-                            self.pauses.insert(key, pause);
-                        }
+                        Event::Put(entry) => self.take_in(entry, &BTreeMap::new()),
                         Event::Delete { key, .. } => {
-                            info!(what = keys::name_of(&key), "resumed");
-                            self.pauses.remove(&key);
+                            self.ended.remove(&key);
+                            if self.pauses.remove(&key).is_some() {
+                                info!(what = keys::name_of(&key), "resumed");
+                            }
                         }
                     }
                 }
@@ -110,65 +123,77 @@ impl HeldBack {
     }
 
     /// One that cannot be read holds back all the same.
-    fn read(&self, entry: Entry) -> (String, Pause) {
-        let until = match values::decode::<HoldBack>(&entry.key, &entry.value) {
-            Ok(pause) => pause.until,
-            Err(error) => {
-                warn!(%error, "a pause that cannot be read holds until it is resumed");
-                None
+    fn take_in(&mut self, entry: Entry, before: &BTreeMap<String, Pause>) {
+        let value = values::decode::<HoldBack>(&entry.key, &entry.value);
+        if keys::pause_ended(&entry.key).is_some() {
+            if let Ok(HoldBack { at, until: Some(until), .. }) = value {
+                self.ended.insert(entry.key, (at, until));
             }
-        };
-        let before = self.pauses.get(&entry.key).filter(|before| before.revision == entry.mod_revision);
+            return;
+        }
+        if let Err(error) = &value {
+            warn!(%error, "a pause that cannot be read holds until it is resumed");
+        }
+        let before = before.get(&entry.key).filter(|before| before.revision == entry.mod_revision);
+        if before.is_none() {
+            let until = value.as_ref().ok().and_then(|value| value.until);
+            info!(what = keys::name_of(&entry.key), ?until, "paused");
+        }
         let tried = before.and_then(|before| before.tried);
-        (entry.key, Pause { revision: entry.mod_revision, until, tried })
+        self.pauses.insert(entry.key, Pause { revision: entry.mod_revision, value: value.ok(), tried });
     }
 
-    pub fn drain_seen(&mut self, node: &NodeName, seen: Seen) {
-        let last = match seen {
-            Seen::All { entries, .. } => entries.into_iter().next(),
-            Seen::Changes { events, .. } => match events.into_iter().next_back() {
-                Some(Event::Put(entry)) => Some(entry),
-                Some(Event::Delete { .. }) => None,
-                None => return,
-            },
-            Seen::OutOfTouch { .. } => return,
-        };
-        let before = std::mem::replace(&mut self.drained, last.is_some());
-        match last {
-            Some(entry) if !before => {
-                let why = values::decode::<HoldBack>(&entry.key, &entry.value).ok();
-                let (by, reason) = why.map_or((None, None), |why| (Some(why.by), why.reason));
-                info!(%node, ?by, ?reason, "drained: nothing more is claimed, what runs goes on");
-            }
-            None if before => info!(%node, "undrained: claims again"),
-            _ => {}
-        }
+    /// The times in which a job was paused, as far as is remembered: from the first instant to before the second.
+    pub fn pauses_of(&self, job: &JobName) -> Vec<(Timestamp, Timestamp)> {
+        let whats = [keys::paused(job), keys::all_paused()];
+        let open = whats.iter().filter_map(|key| {
+            let Pause { value, .. } = self.pauses.get(key)?;
+            let value = value.as_ref()?;
+            Some((value.at, value.until.unwrap_or(Timestamp::MAX_UTC)))
+        });
+        let ended = whats.iter().flat_map(|key| {
+            let below = KeyRange::prefix(format!("{key}/"));
+            let (first, _) = below.bounds();
+            self.ended.range(first..).take_while(move |(ended, _)| below.contains(ended)).map(|(_, time)| *time)
+        });
+        open.chain(ended).collect()
+    }
+
+    /// Whether a fire came due in a pause, also in one that is over.
+    pub fn was_paused(&self, fire: &Fire) -> bool {
+        let at = fire.scheduled_at();
+        self.pauses_of(&fire.job).iter().any(|(begin, end)| (*begin..*end).contains(&at))
     }
 
     /// The next end of a pause.
     pub fn next_end(&self, now: Timestamp) -> Option<Timestamp> {
-        self.pauses.values().filter_map(|pause| pause.until).filter(|until| *until > now).min()
+        self.pauses.values().filter_map(Pause::until).filter(|until| *until > now).min()
     }
 
-    /// The pauses to be taken out now: key and revision.
-    pub fn over(&mut self, now: Timestamp) -> Vec<(String, Revision)> {
+    /// The pauses to be taken out now.
+    pub fn over(&mut self, now: Timestamp) -> Vec<Over> {
         let due = |pause: &Pause| {
             pause.is_over(now) && pause.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN)
         };
         let mut over = Vec::new();
         for (key, pause) in self.pauses.iter_mut().filter(|(_, pause)| due(pause)) {
             pause.tried = Some(Instant::now());
-            over.push((key.clone(), pause.revision));
+            if let Some((value, until)) = pause.value.clone().and_then(|value| Some((value.clone(), value.until?))) {
+                over.push(Over { key: key.clone(), revision: pause.revision, value, until });
+            }
         }
         over
     }
 }
 
 /// Takes a pause that is over out of the store. When that fails it is tried again at a later look.
-pub(super) async fn take_out(store: Store, key: String, revision: Revision) {
+pub(super) async fn take_out(store: Store, over: Over) {
+    let Over { key, revision, value, until } = over;
+    let ended = keys::ended_pause(&key, until);
     // Safe when several do it at once: the key is at this revision for one of them only, and a pause that was made
     // longer meanwhile has another.
-    let txn = Txn::when([Compare::mod_revision(key.as_str(), revision)]).then([Op::delete(key.as_str())]);
+    let txn = Txn::when([Compare::mod_revision(key.as_str(), revision)])
+        .then([Op::delete(key.as_str()), Op::put(ended, values::encode(&value.ended(until)))]);
     match store.txn(txn).await {
         Ok(reply) if reply.succeeded => info!(what = keys::name_of(&key), "the pause is over"),
         Ok(_) => {}
@@ -233,8 +258,25 @@ mod tests {
         let mut held_back = seen(&[("paused/a", Some(end)), ("paused/b", None)]);
         assert_eq!(held_back.next_end(at("2026-11-30T05:00:00Z")), Some(at(end)));
         assert_eq!(held_back.over(at("2026-11-30T05:00:00Z")), []);
-        assert_eq!(held_back.over(at(end)), [("paused/a".to_owned(), Revision(7))]);
+        let over: Vec<_> = held_back.over(at(end)).into_iter().map(|over| (over.key, over.revision)).collect();
+        assert_eq!(over, [("paused/a".to_owned(), Revision(7))]);
         assert_eq!(held_back.over(at(end)), []);
         assert_eq!(held_back.next_end(at(end)), None);
+    }
+
+    #[test]
+    fn what_came_due_in_a_pause_is_known_when_it_is_over() {
+        let ended = keys::ended_pause("paused/a", at("2026-11-30T06:00:00Z"));
+        assert_eq!(keys::pause_ended(&ended), Some("paused/a"));
+        assert_eq!(keys::pause_ended("paused/a"), None);
+        let held_back = seen(&[(&ended, Some("2026-11-30T06:00:00Z")), ("paused/a-b", None)]);
+        let was_paused = |job: &str, fire: &str| {
+            held_back.was_paused(&Fire::new(job.parse().unwrap(), fire.parse().unwrap()))
+        };
+        assert!(was_paused("a", "20261130T055959Z") && !was_paused("a", "20261130T060000Z"));
+        assert!(!was_paused("b", "20261130T055959Z") && was_paused("a-b", "20261130T060000Z"));
+        // It does not hold anything any more.
+        let fire = Fire::new("a".parse().unwrap(), "20261130T060000Z".parse().unwrap());
+        assert_eq!(held_back.way(&fire, at("2026-11-30T06:00:00Z")), Way::Free);
     }
 }

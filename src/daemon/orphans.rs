@@ -3,7 +3,7 @@
 //! They are found by their state and not by an event: at the start, whenever the set of nodes changes and every few
 //! minutes the top rank for a lost node's name reads the locks. So one that dies while it waits is followed by another.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
@@ -12,19 +12,14 @@ use super::Daemon;
 use super::pursuit::Step;
 use crate::fire::Fire;
 use crate::job::DEFAULT_KILL_AFTER;
-use crate::node::{NodeName, NodeStart};
-use crate::placement;
 use crate::race::{self, Found, Orphan};
 use crate::run::{self, Order};
-use crate::store::StoreError;
 
 /// How many of what the small tasks tell may wait.
 const WAITING: usize = 64;
 
 /// What this node does about orphans.
 pub(super) struct Orphans {
-    /// The nodes that are registered, as last seen.
-    pub living: BTreeMap<NodeName, NodeStart>,
     /// Fires whose holder's time is waited for, or that wait for a slot.
     waited_for: HashSet<Fire>,
     /// Those whose time has come.
@@ -39,7 +34,7 @@ pub(super) struct Orphans {
 
 /// What a small task about orphans tells.
 pub(super) enum Told {
-    /// These may be orphans that are this node's to see to.
+    /// These may be orphans.
     Found(Vec<Found>),
     /// The time of this one has come.
     Free(Box<Orphan>),
@@ -51,7 +46,6 @@ impl Orphans {
     pub fn new() -> Orphans {
         let (tell, told) = mpsc::channel(WAITING);
         Orphans {
-            living: BTreeMap::new(),
             waited_for: HashSet::new(),
             free: VecDeque::new(),
             looking: false,
@@ -74,30 +68,15 @@ impl Daemon {
             self.orphans.look_again = true;
             return;
         }
-        let (store, mut living) = (self.place.store.clone(), self.orphans.living.clone());
-        let (me, own, tell) = (self.standing.me.clone(), self.state.clone(), self.orphans.tell.clone());
+        let living = self.fleet.living.iter().map(|(name, peer)| (name.clone(), peer.start)).collect();
+        let (store, tell) = (self.place.store.clone(), self.orphans.tell.clone());
         self.chores.spawn(async move {
-            let looked = async {
-                let found = race::orphans(&store, &living).await?;
-                Ok::<_, StoreError>((found, race::drained(&store).await?))
-            };
-            let found = match looked.await {
-                Ok((found, drained)) => {
-                    living.retain(|node, _| !drained.contains(node));
-                    found
-                }
-                Err(error) => {
-                    // The nodes are listed again when the store is back, and every few minutes.
-                    warn!(%error, "the locks of lost nodes could not be looked for");
-                    Vec::new()
-                }
-            };
-            let is_for_me = |found: &Found| {
-                let lock = &found.lock;
-                let earlier_life = lock.node == me.name && own.is_own(lock.node_start);
-                !earlier_life && placement::top(living.keys(), lock.node.as_str()) == Some(&me.name)
-            };
-            let _ = tell.send(Told::Found(found.into_iter().filter(is_for_me).collect())).await;
+            let found = race::orphans(&store, &living).await.unwrap_or_else(|error| {
+                // The nodes are listed again when the store is back, and every few minutes.
+                warn!(%error, "the locks of lost nodes could not be looked for");
+                Vec::new()
+            });
+            let _ = tell.send(Told::Found(found)).await;
         });
     }
 
@@ -105,7 +84,7 @@ impl Daemon {
         match told {
             Told::Found(found) => {
                 self.orphans.looking = false;
-                for found in found {
+                for found in found.into_iter().filter(|found| self.is_to_see_to(found)).collect::<Vec<_>>() {
                     self.wait_for_holder(found);
                 }
                 if std::mem::take(&mut self.orphans.look_again) {
@@ -118,6 +97,14 @@ impl Daemon {
             }
             Told::Settled(fire) => _ = self.orphans.waited_for.remove(&fire),
         }
+    }
+
+    /// Whether this node sees to what is an orphan by the look of it; what an earlier life of its own held, its start
+    /// has taken back.
+    fn is_to_see_to(&self, found: &Found) -> bool {
+        let lock = &found.lock;
+        let earlier_life = lock.node == self.standing.me.name && self.state.is_own(lock.node_start);
+        !earlier_life && self.fleet.inherits_from(&lock.node)
     }
 
     /// Waits in a task of its own until the holder's run has stopped for certain.

@@ -34,6 +34,15 @@ impl Waiting {
         Some(older)
     }
 
+    /// Lets go of an older scheduled fire of the same job, which another node may have the newer one of. Returns it.
+    pub fn supersede(&mut self, by: &Fire) -> Option<Fire> {
+        let older = self.scheduled.get(&by.job).filter(|older| older.scheduled_at() < by.scheduled_at())?;
+        let older = older.clone();
+        self.scheduled.remove(&by.job);
+        self.there.remove(&older);
+        Some(older)
+    }
+
     /// Takes the first one off.
     pub fn pop(&mut self) -> Option<Fire> {
         loop {

@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
-use crate::fire::{Fire, FireId};
+use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, Overlap};
 use crate::record::{Outcome, Record, Writer};
 use crate::store::values::{self, Lock, LockPolicy, LockState, Status, Unreadable};
@@ -213,6 +213,16 @@ pub async fn claim(
     }
 }
 
+/// Those of the fires that have neither a lock nor a record. For a look that spares races; what it shows may be over
+/// by the time of the answer.
+pub async fn undecided(store: &Store, fires: &[Fire]) -> Result<Vec<Fire>, StoreError> {
+    let reads = fires.iter().flat_map(|fire| [Op::get(keys::lock(fire)), Op::get(keys::record(fire))]);
+    fail_point!("claim.look");
+    let reply = store.txn(Txn::new().then(reads)).await?;
+    let is_open = |index: usize| reply.got(2 * index).is_empty() && reply.got(2 * index + 1).is_empty();
+    Ok(fires.iter().enumerate().filter(|(index, _)| is_open(*index)).map(|(_, fire)| fire.clone()).collect())
+}
+
 /// Positions of the gets in the claim's other branch.
 const GOT_LOCKS: usize = 0;
 const GOT_OWN_LOCK: usize = 1;
@@ -225,25 +235,24 @@ const GOT_REQUEST: usize = 8;
 const GOT_STATUS: usize = 9;
 const GOT_NODE: usize = 10;
 const GOT_EPOCH: usize = 11;
-const GOT_FORMER: usize = 12;
+const GOT_OTHERS: usize = 12;
 
 /// The claim as one transaction.
 ///
 /// Safe when two nodes do it at once: the lock's key is absent for one of them only; and safe however late it comes
 /// in: lock, record or floor tell that the fire is decided, and none of the three goes before another is there.
 fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: &Lock) -> Txn {
-    let Candidate { fire, definition, overlap, was, .. } = candidate;
+    let Candidate { fire, definition, overlap, .. } = candidate;
     let (lock_key, status_key) = (keys::lock(fire), keys::status(&fire.job, &fire.lane));
     let lane = lane_range(fire, *overlap);
-    let mut compare = undecided(fire);
+    let others = other_ranges(candidate);
+    let mut compare = is_undecided(fire);
     match overlap {
         // The whole lane, and this fire's lock with it.
         Overlap::Skip => compare.push(Compare::absent(lane.clone())),
         Overlap::Allow => compare.push(Compare::absent(lock_key.as_str())),
     }
-    if let Some(was) = was {
-        compare.push(Compare::absent(keys::locks_of(was)));
-    }
+    compare.extend(others.iter().map(Compare::absent));
     compare.extend([
         Compare::mod_revision(keys::job(&fire.job), *definition),
         Compare::absent(keys::paused(&fire.job)),
@@ -269,27 +278,43 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
         Op::get(keys::node(&me.name)),
         Op::get(keys::epoch(&me.name)),
     ];
-    otherwise.extend(was.as_ref().map(|was| Op::get_first(keys::locks_of(was), 1)));
+    otherwise.extend(others.into_iter().map(|range| Op::get_first(range, 1)));
     Txn::when(compare).then(then).otherwise(otherwise)
 }
 
 /// The locks that keep a fire from being claimed.
 fn lane_range(fire: &Fire, overlap: Overlap) -> KeyRange {
     match overlap {
-        Overlap::Skip => keys::locks_of(&fire.job),
+        Overlap::Skip => match fire.lane {
+            Lane::OneNode => keys::locks_of(&fire.job),
+            Lane::Node(_) => keys::locks_in(&fire.job, &fire.lane),
+        },
         Overlap::Allow => KeyRange::key(keys::lock(fire)),
     }
 }
 
+/// Further locks that keep it from being claimed: those under the job's former name; and where each node has a lane of
+/// its own, those of a run from before that was so, or of one that was asked for by hand.
+fn other_ranges(candidate: &Candidate) -> Vec<KeyRange> {
+    let Candidate { fire, overlap, was, .. } = candidate;
+    let one_node = match (&fire.lane, overlap) {
+        (Lane::Node(_), Overlap::Skip) => Some(keys::locks_in(&fire.job, &Lane::OneNode)),
+        (Lane::Node(_), Overlap::Allow) | (Lane::OneNode, _) => None,
+    };
+    was.as_ref().map(keys::locks_of).into_iter().chain(one_node).collect()
+}
+
 /// That a fire is not decided, its lock apart: no record; above the floor, or its request still there.
-fn undecided(fire: &Fire) -> Vec<Compare> {
+fn is_undecided(fire: &Fire) -> Vec<Compare> {
     let open = match fire.id {
         FireId::Scheduled(_) => {
-            Compare::value(keys::floor(&fire.job, &fire.lane), Is::Less, fire.id.to_string())
+            Some(Compare::value(keys::floor(&fire.job, &fire.lane), Is::Less, fire.id.to_string()))
         }
-        FireId::Manual(_) => Compare::present(keys::request(fire)),
+        FireId::Manual(_) => Some(Compare::present(keys::request(fire))),
+        // It has no place in the order of time; its record is never pruned.
+        FireId::Boot(_) => None,
     };
-    vec![Compare::absent(keys::record(fire)), open]
+    [Compare::absent(keys::record(fire))].into_iter().chain(open).collect()
 }
 
 enum Verdict {
@@ -351,7 +376,7 @@ fn judge(
         FireId::Manual(_) if first(GOT_REQUEST).is_none() => {
             return certain(Raced::Decided(Decided::RequestGone));
         }
-        FireId::Manual(_) => {}
+        FireId::Manual(_) | FireId::Boot(_) => {}
     }
     if first(GOT_JOB).map(|job| job.mod_revision) != Some(candidate.definition) {
         return Ok(Verdict::ForNow(Raced::Changed));
@@ -364,8 +389,8 @@ fn judge(
     if [GOT_PAUSES, GOT_PAUSES + 1, GOT_DRAINED].into_iter().any(|index| first(index).is_some()) {
         return Ok(Verdict::ForNow(Raced::HeldBack));
     }
-    let former = candidate.was.as_ref().and_then(|_| first(GOT_FORMER));
-    if let Some(entry) = first(GOT_LOCKS).or(former) {
+    let others = GOT_OTHERS..GOT_OTHERS + other_ranges(candidate).len();
+    if let Some(entry) = first(GOT_LOCKS).or_else(|| others.into_iter().find_map(first)) {
         let with = keys::fire_of(&entry.key).ok_or_else(|| Unreadable {
             key: entry.key.clone(),
             why: "it is no lock of a fire".to_owned(),
@@ -409,16 +434,8 @@ pub async fn decide_unrun(
     let mut known_status = None;
     let mut told = false;
     loop {
-        let record = Record {
-            fire: fire.clone(),
-            outcome: unrun.outcome,
-            reason: Some(unrun.reason.clone()),
-            run: None,
-            writer: Writer::Node { node: me.name.clone(), node_start: me.start },
-            written_at: clock.now(),
-            tail: None,
-            past: Vec::new(),
-        };
+        let writer = Writer::Node { node: me.name.clone(), node_start: me.start };
+        let record = Record::unrun(fire.clone(), unrun.outcome, unrun.reason.as_str(), writer, clock.now());
         let before: Option<Status> = match known_status.take() {
             Some(known) => known,
             None => {
@@ -432,7 +449,7 @@ pub async fn decide_unrun(
                 }
             }
         };
-        let mut compare = undecided(fire);
+        let mut compare = is_undecided(fire);
         compare.push(Compare::absent(keys::lock(fire)));
         if let Some((lock, revision)) = &unrun.because_of {
             compare.push(Compare::mod_revision(lock.as_str(), *revision));

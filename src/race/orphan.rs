@@ -62,13 +62,6 @@ pub async fn orphans(
     Ok(found.into_iter().filter(is_orphan).collect())
 }
 
-/// The nodes that are drained: none of them takes anything over.
-pub async fn drained(store: &Store) -> Result<Vec<NodeName>, StoreError> {
-    fail_point!("orphans.drained");
-    let listing = store.list(keys::drains()).await?;
-    Ok(listing.entries.iter().filter_map(|entry| keys::name_of(&entry.key).parse().ok()).collect())
-}
-
 /// Looks at a lock and its holder in one read. None: the holder is there, or the lock is another by now.
 pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<Orphan>, StoreError> {
     let holder = &found.lock.node;

@@ -101,6 +101,7 @@ pub struct Standing {
     pub me: Arc<Me>,
     current: watch::Receiver<Registered>,
     in_touch: watch::Receiver<InTouch>,
+    renewed: watch::Receiver<Duration>,
     /// How many [`Holding`]s there are.
     holding: Arc<AtomicUsize>,
     asks: mpsc::Sender<Ask>,
@@ -166,6 +167,12 @@ impl Standing {
         *self.in_touch.borrow()
     }
 
+    /// Since boot: before the last renewal of the lease that was answered, or the registration, was sent. A sign of
+    /// life of the store, and no more.
+    pub fn renewed(&self) -> Duration {
+        *self.renewed.borrow()
+    }
+
     /// Waits for the next contact. Safe to drop while it waits.
     pub async fn next_contact(&mut self) -> InTouch {
         if self.in_touch.changed().await.is_err() {
@@ -209,15 +216,18 @@ pub async fn register_and_stay(
     let (tell, current) = watch::channel(Registered::Yes(registration.clone()));
     // Only a claim or a look at a lock makes use of it, and each of those is a contact of its own.
     let (tell_contact, in_touch) = watch::channel(InTouch { at: began, losses: registration.losses });
+    let (tell_renewed, renewed) = watch::channel(clock.since_boot());
     let (asks, asked) = mpsc::channel(64);
-    let standing = Standing { me: Arc::new(me), current, in_touch, holding, asks };
-    Ok((standing, owner.stay(registration, Tell { registered: tell, in_touch: tell_contact }, asked, stop)))
+    let standing = Standing { me: Arc::new(me), current, in_touch, renewed, holding, asks };
+    let tell = Tell { registered: tell, in_touch: tell_contact, renewed: tell_renewed };
+    Ok((standing, owner.stay(registration, tell, asked, stop)))
 }
 
 /// Where the owner tells what it knows.
 struct Tell {
     registered: watch::Sender<Registered>,
     in_touch: watch::Sender<InTouch>,
+    renewed: watch::Sender<Duration>,
 }
 
 struct Owner {
@@ -340,8 +350,12 @@ impl Owner {
                     if look.is_none() && self.holding.load(Ordering::Relaxed) > 0 {
                         look = Some(self.look(&registration));
                     }
+                    let sent = self.clock.since_boot();
                     match self.renew(&registration).await {
-                        Ok(_) => renewing.made(&self.me.name),
+                        Ok(_) => {
+                            tell.renewed.send_replace(sent);
+                            renewing.made(&self.me.name);
+                        }
                         Err(StoreError::LeaseGone) => registration = self.register_after_loss(&tell).await?,
                         Err(error) => renewing.failed(&self.me.name, &error),
                     }
@@ -387,6 +401,7 @@ impl Owner {
 
     async fn register_again(&mut self, tell: &Tell) -> Result<Registration, Refused> {
         let registration = self.register().await?;
+        tell.renewed.send_replace(self.clock.since_boot());
         tell.registered.send_replace(Registered::Yes(registration.clone()));
         Ok(registration)
     }

@@ -106,7 +106,7 @@ pub(super) async fn begin(
         (Order::GoOn, Some(job)) => {
             info!(job = %fire.job, fire = %fire.id, node = %standing.me.name,
                   attempt = found.lock.attempt + 1, "trying again");
-            let hold = super::hold_of(job);
+            let hold = super::hold_of(job, &found.fire.lane);
             fail_point!("again.begin");
             let begun = race::begin_again(&place.store, standing, &place.clock, &found, hold).await?;
             return Ok(begun.map_or(Next::Left, Next::Claimed));

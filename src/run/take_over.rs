@@ -30,7 +30,7 @@ pub async fn take_over(
     if let Some(job) = again {
         fail_point!("over.begin");
         let taken =
-            race::take_over(&place.store, standing, &place.clock, &orphan, super::hold_of(job)).await?;
+            race::take_over(&place.store, standing, &place.clock, &orphan, super::hold_of(job, &fire.lane)).await?;
         match taken {
             Taken::Over(claim) => {
                 info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,

@@ -7,7 +7,7 @@ use crate::schedule::Timestamp;
 
 use ulid::Ulid;
 
-use super::KeyRange;
+use super::{KeyRange, Revision};
 
 /// The definition in force.
 pub fn job(name: &JobName) -> String {
@@ -16,6 +16,26 @@ pub fn job(name: &JobName) -> String {
 
 pub fn jobs() -> KeyRange {
     KeyRange::prefix("jobs/")
+}
+
+/// A definition that was in force, under the revision at which it was put.
+pub fn job_before(name: &JobName, revision: Revision) -> String {
+    // As long as any revision, so that they sort.
+    format!("jobs-before/{name}/{:019}", revision.0)
+}
+
+/// The former definitions of a job, the oldest first.
+pub fn jobs_before(name: &JobName) -> KeyRange {
+    KeyRange::prefix(format!("jobs-before/{name}/"))
+}
+
+pub fn all_jobs_before() -> KeyRange {
+    KeyRange::prefix("jobs-before/")
+}
+
+/// The job whose former definition a key of `jobs-before/` holds.
+pub fn former_job(key: &str) -> Option<JobName> {
+    key.strip_prefix("jobs-before/")?.split_once('/')?.0.parse().ok()
 }
 
 pub fn source(name: &SourceName) -> String {
@@ -29,6 +49,16 @@ pub fn sources() -> KeyRange {
 /// The floor of a lane: every scheduled fire up to it is decided.
 pub fn floor(job: &JobName, lane: &Lane) -> String {
     format!("decided/{job}/{lane}")
+}
+
+pub fn floors() -> KeyRange {
+    KeyRange::prefix("decided/")
+}
+
+/// The lane whose floor a key of `decided/` holds.
+pub fn lane_of(key: &str) -> Option<(JobName, Lane)> {
+    let (job, lane) = key.strip_prefix("decided/")?.split_once('/')?;
+    Some((job.parse().ok()?, lane.parse().ok()?))
 }
 
 /// The floors of all lanes of a job.
@@ -69,6 +99,35 @@ pub fn locks() -> KeyRange {
     KeyRange::prefix("locks/")
 }
 
+/// The locks of a lane's scheduled fires after `after`, up to `until`.
+pub fn locks_between(job: &JobName, lane: &Lane, after: Timestamp, until: Timestamp) -> KeyRange {
+    between("locks", job, lane, after, until)
+}
+
+/// The records of a lane's scheduled fires after `after`, up to `until`.
+pub fn records_between(job: &JobName, lane: &Lane, after: Timestamp, until: Timestamp) -> KeyRange {
+    between("history", job, lane, after, until)
+}
+
+fn between(what: &str, job: &JobName, lane: &Lane, after: Timestamp, until: Timestamp) -> KeyRange {
+    let key = |at| format!("{what}/{job}/{lane}/{}", FireId::scheduled(at));
+    // What lies under the first one's key, a late result, comes before the end of it.
+    KeyRange::between(key(after) + AFTER_ALL_BELOW, key(until) + "\0")
+}
+
+/// Comes after `/`, so behind all that lies under a key.
+const AFTER_ALL_BELOW: &str = "0";
+
+/// All locks of a lane.
+pub fn locks_in(job: &JobName, lane: &Lane) -> KeyRange {
+    KeyRange::prefix(format!("locks/{job}/{lane}/"))
+}
+
+/// All records of a lane.
+pub fn records_in(job: &JobName, lane: &Lane) -> KeyRange {
+    KeyRange::prefix(format!("history/{job}/{lane}/"))
+}
+
 /// All locks of a job, in every lane: the trailing slash keeps `a` apart from `a-b`.
 pub fn locks_of(job: &JobName) -> KeyRange {
     KeyRange::prefix(format!("locks/{job}/"))
@@ -96,7 +155,19 @@ pub fn paused(job: &JobName) -> String {
     format!("paused/{job}")
 }
 
-/// All pauses, also that of all jobs.
+/// A pause that is over, of what this key holds back: kept under it for a while, since fires that came due in it are not
+/// to be caught up with.
+pub fn ended_pause(paused: &str, until: Timestamp) -> String {
+    format!("{paused}/{}", act_time(until))
+}
+
+/// What a key under a pause's own was about: the key of the pause.
+pub fn pause_ended(key: &str) -> Option<&str> {
+    let (paused, _) = key.rsplit_once('/')?;
+    paused.contains('/').then_some(paused)
+}
+
+/// All pauses, also that of all jobs, and those that are over.
 pub fn pauses() -> KeyRange {
     KeyRange::prefix("paused/")
 }

@@ -17,7 +17,7 @@ use crate::job::{
     CREDENTIALS, Command, DEFAULT_HOLD, Job, JobName, Keep, Limit, Overlap, Promise, SourceName, Terms,
 };
 use crate::node::{Labels, NodeName, NodeStart, as_text};
-use crate::record::{Outcome, Past, Record, RunFacts, Usage, Writer};
+use crate::record::{Outcome, Past, Record, RunFacts, Span, Usage, Writer};
 use crate::schedule::{Calendar, CalendarText, Dates, Schedule, Timestamp, Zone};
 
 /// The version that this release writes of every form.
@@ -40,14 +40,36 @@ pub struct Definition {
     pub since: Timestamp,
 }
 
+/// A definition that was in force: a value of `jobs-before/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Former {
+    pub definition: Definition,
+    /// When another took its place, or the job was removed.
+    pub until: Timestamp,
+    pub removed: bool,
+}
+
+impl Former {
+    pub fn encode(&self) -> Vec<u8> {
+        let end = EndForm { until: self.until, removed: self.removed };
+        encode(&DefinitionForm { end: Some(end), ..DefinitionForm::of(&self.definition) })
+    }
+
+    /// Reads a value of `jobs-before/`, whose key names the job.
+    pub fn decode(key: &str, value: &[u8]) -> Result<Former, Unreadable> {
+        let form: DefinitionForm = decode(key, value)?;
+        let unreadable = |why: &str| Unreadable { key: key.to_owned(), why: why.to_owned() };
+        let name = super::keys::former_job(key).ok_or_else(|| unreadable("it is no former definition"))?;
+        let EndForm { until, removed } =
+            form.end.ok_or_else(|| unreadable("it does not say until when it was in force"))?;
+        let definition = form.into_definition(name).map_err(|why| unreadable(&why))?;
+        Ok(Former { definition, until, removed })
+    }
+}
+
 impl Definition {
     pub fn encode(&self) -> Vec<u8> {
-        encode(&DefinitionForm {
-            v: VERSION,
-            source: self.source.to_string(),
-            since: self.since,
-            job: JobForm::of(&self.job),
-        })
+        encode(&DefinitionForm::of(self))
     }
 
     /// Reads a value of `jobs/`, whose key names the job.
@@ -55,9 +77,7 @@ impl Definition {
         let form: DefinitionForm = decode(key, value)?;
         let unreadable = |why: String| Unreadable { key: key.to_owned(), why };
         let name = super::keys::name_of(key).parse::<JobName>().map_err(|e| unreadable(e.to_string()))?;
-        let source = form.source.parse::<SourceName>().map_err(|e| unreadable(e.to_string()))?;
-        let job = form.job.into_job(name).map_err(unreadable)?;
-        Ok(Definition { job, source, since: form.since })
+        form.into_definition(name).map_err(unreadable)
     }
 }
 
@@ -67,6 +87,33 @@ struct DefinitionForm {
     source: String,
     since: Timestamp,
     job: JobForm,
+    /// Of a former one.
+    #[serde(default, skip_serializing_if = "Option::is_none", flatten)]
+    end: Option<EndForm>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct EndForm {
+    until: Timestamp,
+    #[serde(default, skip_serializing_if = "is_false")]
+    removed: bool,
+}
+
+impl DefinitionForm {
+    fn of(definition: &Definition) -> DefinitionForm {
+        DefinitionForm {
+            v: VERSION,
+            source: definition.source.to_string(),
+            since: definition.since,
+            job: JobForm::of(&definition.job),
+            end: None,
+        }
+    }
+
+    fn into_definition(self, name: JobName) -> Result<Definition, String> {
+        let source = self.source.parse::<SourceName>().map_err(|error| error.to_string())?;
+        Ok(Definition { job: self.job.into_job(name)?, source, since: self.since })
+    }
 }
 
 /// A job's fields. The digest of a source is taken over these, so their order and names are part of the form.
@@ -637,6 +684,11 @@ impl HoldBack {
     pub fn new(by: String, at: Timestamp, reason: Option<String>, until: Option<Timestamp>) -> HoldBack {
         HoldBack { v: VERSION, by, at, reason, until }
     }
+
+    /// What remains of it when it has ended: see [`super::keys::ended_pause`].
+    pub fn ended(self, at: Timestamp) -> HoldBack {
+        HoldBack { until: Some(at), ..self }
+    }
 }
 
 /// A value of `acts/`: what an operator asked for.
@@ -663,6 +715,8 @@ impl Act {
 #[derive(Serialize, Deserialize)]
 struct RecordForm {
     v: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    span: Option<SpanForm>,
     outcome: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -674,6 +728,12 @@ struct RecordForm {
     written_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tail: Option<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SpanForm {
+    last: Timestamp,
+    count: u64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -733,6 +793,7 @@ impl From<WriterForm> for Writer {
 pub fn encode_record(record: &Record) -> Vec<u8> {
     encode(&RecordForm {
         v: VERSION,
+        span: record.span.map(|Span { last, count }| SpanForm { last, count }),
         outcome: record.outcome.to_string(),
         reason: record.reason.clone(),
         run: record.run.as_ref().map(|run| RunForm {
@@ -756,12 +817,24 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
     })
 }
 
+/// How far a record reaches, where it stands for many fires. Also of one that is else unreadable.
+pub fn span_of(value: &[u8]) -> Option<Span> {
+    #[derive(Deserialize)]
+    struct Reaching {
+        #[serde(default)]
+        span: Option<SpanForm>,
+    }
+    let Reaching { span } = serde_json::from_slice(value).ok()?;
+    span.map(|SpanForm { last, count }| Span { last, count })
+}
+
 /// Reads the record of `fire`.
 pub fn decode_record(fire: Fire, key: &str, value: &[u8]) -> Result<Record, Unreadable> {
     let form: RecordForm = decode(key, value)?;
     let outcome = form.outcome.parse().map_err(|why| Unreadable { key: key.to_owned(), why })?;
     Ok(Record {
         fire,
+        span: form.span.map(|SpanForm { last, count }| Span { last, count }),
         outcome,
         reason: form.reason,
         run: form.run.map(|run| RunFacts {

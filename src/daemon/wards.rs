@@ -1,0 +1,223 @@
+//! The wards of this node: the lanes that it looks after, so that each fire that nobody runs is settled.
+//!
+//! Nothing hangs on its being done soon or by one node alone; it is done in batches, some time after the fires.
+
+use std::collections::{BTreeSet, HashMap};
+
+use chrono::TimeDelta;
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+
+use super::{Daemon, News};
+use crate::fire::{Fire, FireId, Lane};
+use crate::job::JobName;
+use crate::planner::RIPE_AFTER;
+use crate::schedule::Timestamp;
+use crate::store::StoreError;
+use crate::warden::{self, LANES_AT_ONCE, Settled, Ward};
+
+/// A lane is looked at so often at the most, so that many fires share the cost of a look.
+const LOOK_EVERY: TimeDelta = TimeDelta::seconds(30);
+/// Where a fire is open that may still be run.
+const LOOK_AT_OPEN_EVERY: TimeDelta = TimeDelta::seconds(60);
+/// After a look that came to nothing.
+const LOOK_AGAIN: TimeDelta = TimeDelta::seconds(5);
+
+/// The lanes that this node looks after, one for each job.
+#[derive(Debug, Default)]
+pub(super) struct Wards {
+    wards: HashMap<JobName, Known>,
+    due: BTreeSet<(Timestamp, JobName)>,
+    under_way: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    lane: Lane,
+    floor: Timestamp,
+    /// None: a look is under way.
+    look_at: Option<Timestamp>,
+}
+
+/// What became of a look.
+pub(super) type Looked = Vec<(Ward, Result<Settled, StoreError>)>;
+
+impl Wards {
+    /// The next look.
+    pub fn next(&self) -> Option<Timestamp> {
+        self.due.first().filter(|_| !self.under_way).map(|(at, _)| *at)
+    }
+
+    fn put(&mut self, job: &JobName, lane: Lane, floor: Timestamp, look_at: Timestamp) {
+        self.remove(job);
+        self.due.insert((look_at, job.clone()));
+        self.wards.insert(job.clone(), Known { lane, floor, look_at: Some(look_at) });
+    }
+
+    fn remove(&mut self, job: &JobName) {
+        if let Some(Known { look_at: Some(at), .. }) = self.wards.remove(job) {
+            self.due.remove(&(at, job.clone()));
+        }
+    }
+
+    /// The clock was wrong: all that is known of floors is asked for again.
+    pub fn look_at_all(&mut self, now: Timestamp) {
+        self.due = self.wards.keys().map(|job| (now, job.clone())).collect();
+        for known in self.wards.values_mut() {
+            (known.look_at, known.floor) = (Some(now), now);
+        }
+    }
+
+    fn take_due(&mut self, now: Timestamp) -> Vec<(JobName, Lane, Timestamp)> {
+        let mut taken = Vec::new();
+        while taken.len() < LANES_AT_ONCE && self.due.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, job)) = self.due.pop_first() else { break };
+            if let Some(known) = self.wards.get_mut(&job) {
+                known.look_at = None;
+                taken.push((job, known.lane.clone(), known.floor));
+            }
+        }
+        taken
+    }
+}
+
+impl Daemon {
+    /// Works out anew which lanes this node looks after.
+    pub(super) fn choose_wards(&mut self) {
+        let names: Vec<JobName> = self.planner.names().cloned().collect();
+        for name in names {
+            self.choose_ward(&name);
+        }
+        let gone: Vec<JobName> =
+            self.wards.wards.keys().filter(|name| self.planner.get(name).is_none()).cloned().collect();
+        for name in gone {
+            self.choose_ward(&name);
+        }
+    }
+
+    /// The same for one job, which may be gone: what was due before its removal is to be settled too.
+    pub(super) fn choose_ward(&mut self, name: &JobName) {
+        let now = self.options.clock.now();
+        let planned = self.planner.get(name);
+        let lane = planned.map_or(Some(Lane::OneNode), |planned| planned.lane.clone());
+        let is_mine = match &lane {
+            Some(Lane::Node(_)) => true,
+            Some(Lane::OneNode) => self.fleet.is_warden(name.as_str(), planned.map(|planned| &*planned.job)),
+            None => false,
+        };
+        let Some(lane) = lane.filter(|_| is_mine) else { return self.wards.remove(name) };
+        if self.wards.wards.get(name).is_some_and(|known| known.lane == lane && planned.is_some()) {
+            return;
+        }
+        // Where it is not known, one look more finds out: see `warden::settle`.
+        let floor = self.floors.get(&(name.clone(), lane.clone())).copied().unwrap_or(now);
+        let first = planned.and_then(|planned| planned.next_start(floor)).map(|starts| starts + RIPE_AFTER);
+        let look_at = match first {
+            // Of what the floor was at the start, nothing is due yet.
+            Some(first) if first > now && self.floors.contains_key(&(name.clone(), lane.clone())) => first,
+            _ => now,
+        };
+        self.wards.put(name, lane, floor, look_at);
+    }
+
+    /// Begins to look at the lanes whose time has come, in a small task, one batch after the other.
+    pub(super) fn look_at_wards(&mut self, now: Timestamp) {
+        let Some(up_since) = self.fleet.up_since() else { return };
+        if self.wards.under_way {
+            return;
+        }
+        let due = self.wards.take_due(now);
+        if due.is_empty() {
+            return;
+        }
+        let mut wards = Vec::with_capacity(due.len());
+        for (job, lane, floor) in due {
+            let planned = self.planner.get(&job).cloned();
+            let is_runnable = planned.as_ref().is_none_or(|planned| self.fleet.is_runnable(&planned.job));
+            let up_since = match lane {
+                Lane::OneNode => up_since,
+                Lane::Node(_) => self.began,
+            };
+            let pauses = self.held_back.pauses_of(&job);
+            wards.push(Ward { job, lane, floor, planned, pauses, up_since, is_runnable });
+        }
+        self.wards.under_way = true;
+        let (place, me, tell) = (self.place.clone(), self.standing.me.clone(), self.news.0.clone());
+        self.chores.spawn(async move {
+            let looked = match warden::look(&place.store, &place.clock, &wards).await {
+                Ok(seen) => {
+                    // Each in a task, so that what they write goes together.
+                    let mut settling = JoinSet::new();
+                    for (ward, seen) in wards.into_iter().zip(seen) {
+                        let (place, me) = (place.clone(), me.clone());
+                        settling.spawn(async move {
+                            let settled =
+                                warden::settle(&place.together, &me, &place.clock, &ward, seen).await;
+                            (ward, settled)
+                        });
+                    }
+                    settling.join_all().await
+                }
+                Err(error) => wards.into_iter().map(|ward| (ward, Err(error.clone()))).collect(),
+            };
+            let _ = tell.send(News::Wards(looked)).await;
+        });
+    }
+
+    pub(super) fn wards_looked_at(&mut self, looked: Looked) {
+        self.wards.under_way = false;
+        let now = self.options.clock.now();
+        for (ward, settled) in looked {
+            let Ward { job, lane, floor, .. } = ward;
+            // Somebody else's by now.
+            if self.wards.wards.get(&job).is_none_or(|known| known.lane != lane || known.look_at.is_some()) {
+                continue;
+            }
+            let planned = self.planner.get(&job);
+            let (floor, look_at) = match settled {
+                Ok(Settled::Upto { floor, more: true, .. }) => (floor, now),
+                Ok(Settled::Upto { floor, open: Some(open), .. }) => {
+                    let until = planned.map(|planned| planned.last_start(open) + TimeDelta::seconds(1));
+                    let every = now + LOOK_AT_OPEN_EVERY;
+                    (floor, until.map_or(every, |until| until.min(every)).max(now + LOOK_AGAIN))
+                }
+                Ok(Settled::Upto { floor, .. }) => {
+                    match planned.and_then(|planned| planned.next_start(floor)) {
+                        Some(starts) => (floor, (starts + RIPE_AFTER).max(now + LOOK_EVERY)),
+                        // Never due again; of a job that is gone there may be more to settle.
+                        None => (floor, now + LOOK_AT_OPEN_EVERY * 10),
+                    }
+                }
+                Ok(Settled::Closed) => {
+                    self.wards.remove(&job);
+                    continue;
+                }
+                Ok(Settled::Overtaken) => (floor, now + LOOK_AGAIN),
+                Err(error) if error.passes() => {
+                    debug!(%job, %error, "a lane could not be looked at");
+                    (floor, now + LOOK_AGAIN)
+                }
+                Err(error) => {
+                    warn!(%job, %error, "a lane could not be settled");
+                    (floor, now + LOOK_EVERY)
+                }
+            };
+            if let Ok(Settled::Upto { open: Some(open), .. }) = settled {
+                self.see_to_open(&job, &lane, open);
+            }
+            self.wards.put(&job, lane, floor, look_at);
+        }
+        self.look_at_wards(now);
+    }
+
+    /// Nobody whose turn it was has claimed this fire: the warden does, where it can.
+    fn see_to_open(&mut self, job: &JobName, lane: &Lane, open: Timestamp) {
+        let Some(planned) = self.planner.get(job) else { return };
+        let fire = Fire { job: job.clone(), lane: lane.clone(), id: FireId::scheduled(open) };
+        let can_run = planned.owes(open) && self.fleet.can_run(&planned.job);
+        if can_run && self.hands.len() < self.options.slots as usize && !self.held_back.was_paused(&fire) {
+            debug!(%job, fire = %fire.id, "nobody has claimed it, its warden does");
+            self.race_for(fire);
+        }
+    }
+}

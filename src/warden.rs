@@ -1,0 +1,310 @@
+//! The warden's work: it looks at lanes, settles what nobody is going to run, and moves floors.
+//!
+//! Any node can do it, and two at once do no harm: every write compares the floor as it was read, and that no lock and
+//! no record lies where a span is written. It never makes this node the holder of anything.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use crate::clock::Clock;
+use crate::fail_point;
+use crate::fire::{Fire, FireId, Lane};
+use crate::job::JobName;
+use crate::planner::{self, Dues, Planned, Reign, Sight, Stretch};
+use crate::race::Me;
+use crate::record::{Record, Span, Writer};
+use crate::schedule::Timestamp;
+use crate::store::values::{self, Definition, Former, Status};
+use crate::store::{Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys};
+
+/// A lane to be looked at, with what its warden knows of its job.
+#[derive(Debug, Clone)]
+pub struct Ward {
+    pub job: JobName,
+    pub lane: Lane,
+    /// Where its floor was when last seen, or lower. Nobody but wardens moves it, and hardly ever back.
+    pub floor: Timestamp,
+    /// The job as it is now; none when it was removed.
+    pub planned: Option<Planned>,
+    /// The times in which it was paused: from the first instant to before the second.
+    pub pauses: Vec<(Timestamp, Timestamp)>,
+    /// Nobody was there to run what was due up to this instant.
+    pub up_since: Timestamp,
+    pub is_runnable: bool,
+}
+
+/// What a look at one lane has shown.
+#[derive(Debug)]
+pub struct Seen {
+    /// None: there is none.
+    floor: Option<(Timestamp, Revision)>,
+    /// Fires with a lock or a record, each with the last instant that it stands for.
+    decided: BTreeMap<Timestamp, Timestamp>,
+    /// Nothing is known of what lies behind.
+    until: Timestamp,
+    status: Option<Status>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settled {
+    Upto {
+        floor: Timestamp,
+        /// The first fire behind it that is undecided and may still be run.
+        open: Option<Timestamp>,
+        /// There is more to be looked at right away.
+        more: bool,
+    },
+    /// The job is gone, and the lane with it.
+    Closed,
+    /// Somebody else wrote meanwhile: look again.
+    Overtaken,
+}
+
+/// So many lanes are looked at in one round trip.
+pub const LANES_AT_ONCE: usize = 16;
+/// So many fires of a lane are looked at in one: a record may be some 5 KiB large, a reply 4 MiB.
+const FIRES_AT_ONCE: usize = 40;
+/// Per lane: floor, locks, records, status.
+const READS: usize = 4;
+const _: () = assert!(LANES_AT_ONCE * READS <= MOST_OPS);
+
+/// Looks at up to [`LANES_AT_ONCE`] lanes in one read.
+pub async fn look(store: &Store, clock: &Clock, wards: &[Ward]) -> Result<Vec<Seen>, StoreError> {
+    let now = clock.now();
+    let reads = wards.iter().flat_map(|Ward { job, lane, floor, .. }| {
+        [
+            Op::get(keys::floor(job, lane)),
+            Op::get_first(keys::locks_between(job, lane, *floor, now.max(*floor)), FIRES_AT_ONCE),
+            Op::get_first(keys::records_between(job, lane, *floor, now.max(*floor)), FIRES_AT_ONCE),
+            Op::get(keys::status(job, lane)),
+        ]
+    });
+    fail_point!("warden.look");
+    let reply = store.txn(Txn::new().then(reads)).await?;
+    Ok((0..wards.len()).map(|index| seen(&reply, index * READS, now)).collect())
+}
+
+/// What one lane's reads have brought, of which the first is at this position.
+fn seen(reply: &TxnReply, at: usize, now: Timestamp) -> Seen {
+    let (mut decided, mut until) = (BTreeMap::new(), now);
+    for entries in [reply.got(at + 1), reply.got(at + 2)] {
+        let mut last = None;
+        for entry in entries {
+            // A late result lies under its record.
+            let Some(Fire { id: FireId::Scheduled(first), .. }) = keys::fire_of(&entry.key) else { continue };
+            let reaches = values::span_of(&entry.value).map_or(first, |span| span.last);
+            let known = decided.entry(first).or_insert(reaches);
+            *known = reaches.max(*known);
+            last = Some(first);
+        }
+        if let (true, Some(last)) = (entries.len() == FIRES_AT_ONCE, last) {
+            until = until.min(last);
+        }
+    }
+    let status = reply.got(at + 3).first();
+    Seen {
+        floor: reply.got(at).first().and_then(read_floor),
+        decided,
+        until,
+        status: status.and_then(|entry| values::decode(&entry.key, &entry.value).ok()),
+    }
+}
+
+/// The instant that a floor names, and at which revision.
+pub fn read_floor(entry: &Entry) -> Option<(Timestamp, Revision)> {
+    let FireId::Scheduled(at) = std::str::from_utf8(&entry.value).ok()?.parse().ok()? else { return None };
+    Some((at, entry.mod_revision))
+}
+
+/// Writes what a look at a lane asks for.
+pub async fn settle(
+    together: &Together,
+    me: &Me,
+    clock: &Clock,
+    ward: &Ward,
+    seen: Seen,
+) -> Result<Settled, StoreError> {
+    let now = clock.now();
+    let Some((floor, revision)) = seen.floor else {
+        return match ward.planned {
+            Some(_) => make_floor(together, ward, now).await,
+            None => Ok(Settled::Closed),
+        };
+    };
+    if floor < ward.floor {
+        // What lies between the two was not looked at.
+        return Ok(Settled::Upto { floor, open: None, more: true });
+    }
+    if floor > now + AHEAD {
+        return lower_floor(together, ward, floor, revision, now).await;
+    }
+    let dues = dues(together.store(), ward, floor).await?;
+    let cover = planner::cover(&Sight {
+        planned: ward.planned.as_ref(),
+        dues: &dues,
+        floor,
+        decided: &seen.decided,
+        until: seen.until,
+        now,
+        pauses: &ward.pauses,
+        up_since: ward.up_since,
+        away: match ward.lane {
+            Lane::OneNode => "no node was up",
+            Lane::Node(_) => "this node was away",
+        },
+        is_runnable: ward.is_runnable,
+    });
+    let floor_key = keys::floor(&ward.job, &ward.lane);
+    let is_closed = ward.planned.is_none() && cover.open.is_none() && dues.next_after(cover.floor).is_none();
+    let more = seen.until < now || !cover.stretches.is_empty();
+    if cover.floor == floor && cover.stretches.is_empty() && !is_closed {
+        return Ok(Settled::Upto { floor, open: cover.open, more: false });
+    }
+    let mut compare = vec![Compare::mod_revision(floor_key.as_str(), revision)];
+    let mut then = Vec::new();
+    let mut status = seen.status;
+    for stretch in &cover.stretches {
+        let before = stretch.first - TimeDelta::seconds(1);
+        let ranges = [keys::locks_between, keys::records_between];
+        compare.extend(ranges.map(|range| {
+            Compare::absent(range(&ward.job, &ward.lane, before, stretch.last))
+        }));
+        let record = record(ward, me, stretch, now);
+        then.push(Op::put(keys::record(&record.fire), values::encode_record(&record)));
+        status = Some(Status::after(status.as_ref(), &record));
+    }
+    match is_closed {
+        // A job of this name that was made meanwhile goes on from this floor.
+        true => {
+            compare.push(Compare::absent(keys::job(&ward.job)));
+            then.push(Op::delete(floor_key.as_str()));
+        }
+        false => then.push(Op::put(floor_key.as_str(), FireId::scheduled(cover.floor).to_string())),
+    }
+    if let (Some(status), false, false) = (status, is_closed, cover.stretches.is_empty()) {
+        then.push(Op::put(keys::status(&ward.job, &ward.lane), values::encode(&status)));
+    }
+    // Safe when two do it at once: the floor is at the revision read for one of them only. Safe however late it comes
+    // in: a claim, which makes a lock where a span is to be, is seen by the compare, or sees the floor.
+    fail_point!("warden.settle");
+    let reply = together.txn([ward.job.as_str()], Txn::when(compare).then(then)).await?;
+    if !reply.succeeded {
+        return Ok(Settled::Overtaken);
+    }
+    for Stretch { first, last, count, outcome, reason } in &cover.stretches {
+        info!(job = %ward.job, lane = %ward.lane, %first, %last, count, %outcome, reason, "not run");
+    }
+    Ok(match is_closed {
+        true => Settled::Closed,
+        false => Settled::Upto { floor: cover.floor, open: cover.open, more },
+    })
+}
+
+fn record(ward: &Ward, me: &Me, stretch: &Stretch, now: Timestamp) -> Record {
+    let fire = Fire { job: ward.job.clone(), lane: ward.lane.clone(), id: FireId::scheduled(stretch.first) };
+    let writer = Writer::Node { node: me.name.clone(), node_start: me.start };
+    let span = (stretch.count > 1).then_some(Span { last: stretch.last, count: stretch.count });
+    Record { span, ..Record::unrun(fire, stretch.outcome, stretch.reason, writer, now) }
+}
+
+/// A floor that is further ahead of the clock than this was moved by a clock that was wrong.
+const AHEAD: TimeDelta = TimeDelta::hours(1);
+
+/// Puts a floor back that a wrong clock has moved into a time to come: else nothing would be due before that.
+///
+/// What has a record or a lock stays decided by that.
+async fn lower_floor(
+    together: &Together,
+    ward: &Ward,
+    floor: Timestamp,
+    revision: Revision,
+    now: Timestamp,
+) -> Result<Settled, StoreError> {
+    warn!(job = %ward.job, lane = %ward.lane, %floor, %now,
+          "all up to an instant to come is marked as decided, by a clock that was ahead; the mark is put back to now");
+    let key = keys::floor(&ward.job, &ward.lane);
+    let lower = FireId::scheduled(now);
+    // Safe when two do it at once: the floor is at the revision read for one of them only.
+    let txn = Txn::when([Compare::mod_revision(key.as_str(), revision)]);
+    fail_point!("warden.lower");
+    let reply = together.txn([ward.job.as_str()], txn.then([Op::put(key, lower.to_string())])).await?;
+    Ok(match reply.succeeded {
+        true => Settled::Upto { floor: lower.instant(), open: None, more: true },
+        false => Settled::Overtaken,
+    })
+}
+
+/// A floor from now on, where there is none: of a lane that is new, or somebody has taken it out.
+async fn make_floor(together: &Together, ward: &Ward, now: Timestamp) -> Result<Settled, StoreError> {
+    if ward.lane == Lane::OneNode {
+        warn!(job = %ward.job, "its floor is missing from the store, it is made anew; nothing before counts as missed");
+    }
+    let floor = FireId::scheduled(now);
+    let key = keys::floor(&ward.job, &ward.lane);
+    // Safe when two do it at once: it is absent for one of them only.
+    let txn = Txn::when([Compare::absent(key.as_str()), Compare::present(keys::job(&ward.job))]);
+    fail_point!("warden.floor");
+    let reply = together.txn([ward.job.as_str()], txn.then([Op::put(key, floor.to_string())])).await?;
+    Ok(match reply.succeeded {
+        true => Settled::Upto { floor: floor.instant(), open: None, more: false },
+        false => Settled::Overtaken,
+    })
+}
+
+/// Makes sure that a lane has a floor, this one if it has none yet. Returns the one it has.
+pub async fn open_lane(store: &Store, job: &JobName, lane: &Lane, floor: Timestamp) -> Timestamp {
+    let key = keys::floor(job, lane);
+    let new = FireId::scheduled(floor);
+    loop {
+        // Safe when two do it at once, and done twice: it is absent for one of them only.
+        let txn = Txn::when([Compare::absent(key.as_str())]).then([Op::put(key.as_str(), new.to_string())]);
+        fail_point!("warden.lane");
+        match store.txn(txn.otherwise([Op::get(key.as_str())])).await {
+            Ok(reply) if reply.succeeded => return new.instant(),
+            Ok(reply) => return reply.got(0).first().and_then(read_floor).map_or(floor, |(floor, _)| floor),
+            Err(error) => {
+                debug!(%job, %lane, %error, "the lane is not made yet, trying on");
+                fail_point!("warden.lane.pause");
+                sleep(LANE_AGAIN.mul_f64(0.5 + store.random())).await;
+            }
+        }
+    }
+}
+
+/// Between two tries to make a lane.
+const LANE_AGAIN: Duration = Duration::from_secs(1);
+
+/// What was due in a lane since its floor. Former definitions are only asked for where the floor lies in their time.
+async fn dues(store: &Store, ward: &Ward, floor: Timestamp) -> Result<Dues, StoreError> {
+    let in_force = ward.planned.as_ref().map(|planned| Reign {
+        job: planned.job.clone(),
+        since: planned.since,
+        until: None,
+        removed: false,
+    });
+    if ward.planned.as_ref().is_some_and(|planned| planned.since <= floor) {
+        return Ok(Dues::new(in_force));
+    }
+    fail_point!("warden.former");
+    let former = store.list(keys::jobs_before(&ward.job)).await?;
+    let former = former.entries.into_iter().filter_map(|entry| reign(&entry));
+    Ok(Dues::new(former.filter(|reign| reign.until.is_some_and(|until| until > floor)).chain(in_force)))
+}
+
+fn reign(entry: &Entry) -> Option<Reign> {
+    match Former::decode(&entry.key, &entry.value) {
+        Ok(Former { definition: Definition { job, since, .. }, until, removed }) => {
+            Some(Reign { job: Arc::new(job), since, until: Some(until), removed })
+        }
+        Err(error) => {
+            warn!(%error, "a former definition is passed over");
+            None
+        }
+    }
+}
