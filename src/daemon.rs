@@ -52,10 +52,10 @@ use crate::record::Outcome;
 use crate::run::{self, Account, Order, Place};
 use crate::schedule::Timestamp;
 use crate::store::values::{self, Definition, Facts, LockPolicy, Presence, Request};
-use crate::warden;
 use crate::store::{
     Access, Address, Entry, Event, Follow, Revision, Seen, Store, StoreError, Together, keys,
 };
+use crate::warden;
 
 /// How a node is to run.
 #[derive(Debug, Clone)]

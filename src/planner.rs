@@ -294,55 +294,110 @@ mod tests {
         text.parse().unwrap()
     }
 
+    const MIDNIGHT: &str = "2026-11-30T00:00:00Z";
+
     fn job(name: &str, fields: &str) -> Planned {
         let text = format!("[jobs.{name}]\ncommand = 'true'\n{fields}\n");
         let files = [jobfile::SourceFile { path: "jobs.toml", text: &text }];
         let job = jobfile::parse(&files).unwrap().jobs.remove(0);
-        Planned { job: Arc::new(job), definition: 1, since: at("2026-11-30T00:00:00Z") }
+        Planned { job: Arc::new(job), definition: 1, since: at(MIDNIGHT), lane: Some(Lane::OneNode) }
     }
 
-    fn fires(due: Vec<Fire>) -> Vec<String> {
-        due.iter().map(Fire::to_string).collect()
+    /// A planner whose first look comes after `from`, up to which all is decided.
+    fn planner(from: &str, jobs: &[(&str, &str)]) -> Planner {
+        let mut planner = Planner::new(at(from));
+        for (name, fields) in jobs {
+            planner.put(job(name, fields), at(from));
+        }
+        planner
+    }
+
+    fn texts(fires: &[Fire]) -> Vec<String> {
+        fires.iter().map(Fire::to_string).collect()
+    }
+
+    fn now(due: Due) -> Vec<String> {
+        assert_eq!(due.missed, []);
+        texts(&due.now)
+    }
+
+    fn missed(due: Due) -> Vec<String> {
+        assert_eq!(due.now, []);
+        due.missed.iter().flat_map(|(_, fires)| texts(fires)).collect()
     }
 
     #[test]
     fn each_fire_is_due_once_and_in_order() {
-        let mut planner = Planner::new(at("2026-11-30T11:59:58Z"));
-        planner.put(job("tick", "schedule = '@every 2s'"));
-        planner.put(job("noon", "schedule = '0 12 * * *'"));
+        let jobs = [("tick", "schedule = '@every 2s'"), ("noon", "schedule = '0 12 * * *'")];
+        let mut planner = planner("2026-11-30T11:59:58Z", &jobs);
         assert_eq!(planner.next_due(), Some(at("2026-11-30T12:00:00Z")));
-        assert_eq!(fires(planner.due(at("2026-11-30T11:59:59.9Z"))), [""; 0]);
-        let due = fires(planner.due(at("2026-11-30T12:00:02.5Z")));
+        assert_eq!(now(planner.due(at("2026-11-30T11:59:59.9Z"))), [""; 0]);
+        let due = now(planner.due(at("2026-11-30T12:00:02.5Z")));
         assert_eq!(due, ["noon/20261130T120000Z", "tick/20261130T120000Z", "tick/20261130T120002Z"]);
-        assert_eq!(fires(planner.due(at("2026-11-30T12:00:02.5Z"))), [""; 0]);
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:02.5Z"))), [""; 0]);
     }
 
     #[test]
-    fn a_clock_stepped_back_repeats_nothing() {
-        let mut planner = Planner::new(at("2026-11-30T12:00:00Z"));
-        planner.put(job("tick", "schedule = '@every 1s'"));
-        assert_eq!(planner.due(at("2026-11-30T12:00:03Z")).len(), 3);
-        assert_eq!(planner.due(at("2026-11-30T11:00:00Z")).len(), 0);
-        assert_eq!(fires(planner.due(at("2026-11-30T12:00:04Z"))), ["tick/20261130T120004Z"]);
+    fn a_clock_that_wavers_repeats_nothing() {
+        let mut planner = planner("2026-11-30T12:00:00Z", &[("tick", "schedule = '@every 1s'")]);
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:03Z"))).len(), 3);
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:01Z"))).len(), 0);
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:04Z"))), ["tick/20261130T120004Z"]);
     }
 
     #[test]
-    fn after_a_gap_the_newest_fire_of_each_job_is_due_if_it_may_still_start() {
-        let mut planner = Planner::new(at("2026-11-30T12:00:00Z"));
-        planner.put(job("tick", "schedule = '@every 1s'"));
-        planner.put(job("often", "schedule = '*/10 * * * *'"));
-        planner.put(job("once", "schedule = '30 12 * * *'"));
-        let due = fires(planner.due(at("2026-11-30T14:05:00.5Z")));
+    fn what_was_worked_out_by_a_wrong_clock_is_not_kept() {
+        let mut planner = planner("2026-11-30T12:00:00Z", &[("tick", "schedule = '@every 1s'")]);
+        assert_eq!(missed(planner.due(at("2036-01-01T00:00:00Z"))), ["tick/20360101T000000Z"]);
+        planner.set_back(at("2026-11-30T12:00:10Z"));
+        assert_eq!(planner.next_due(), Some(at("2026-11-30T12:00:11Z")));
+        assert!(planner.jobs().all(|(_, last)| last.is_none()));
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:11Z"))), ["tick/20261130T120011Z"]);
+    }
+
+    #[test]
+    fn of_what_was_missed_the_newest_fire_of_each_job_is_run_if_it_may_still_start() {
+        let jobs = [
+            ("tick", "schedule = '@every 1s'"),
+            ("often", "schedule = '*/10 * * * *'"),
+            ("once", "schedule = '30 12 * * *'"),
+        ];
+        let mut planner = planner("2026-11-30T12:00:00Z", &jobs);
+        let mut due = missed(planner.due(at("2026-11-30T14:05:00.5Z")));
+        due.sort();
         // 12:30 is more than an hour ago.
         assert_eq!(due, ["often/20261130T140000Z", "tick/20261130T140500Z"]);
-        assert_eq!(fires(planner.due(at("2026-11-30T14:05:01Z"))), ["tick/20261130T140501Z"]);
+        let newest = planner.jobs().filter_map(|(_, last)| last).map(|fire| fire.to_string());
+        assert_eq!(
+            newest.filter(|fire| fire.starts_with("once")).collect::<Vec<_>>(),
+            ["once/20261130T123000Z"]
+        );
+        assert_eq!(now(planner.due(at("2026-11-30T14:05:01Z"))), ["tick/20261130T140501Z"]);
+    }
+
+    #[test]
+    fn a_job_says_what_of_the_missed_is_run() {
+        let jobs = [
+            ("all", "schedule = '*/10 * * * *'\ncatch_up = 'all'\nstart_within = '35m'"),
+            ("none", "schedule = '*/10 * * * *'\ncatch_up = 'none'"),
+            ("late", "schedule = '*/10 * * * *'\nstart_within = '2m'"),
+        ];
+        let mut planner = planner("2026-11-30T12:00:00Z", &jobs);
+        let due = missed(planner.due(at("2026-11-30T14:05:00Z")));
+        assert_eq!(
+            due,
+            ["all/20261130T133000Z", "all/20261130T134000Z", "all/20261130T135000Z", "all/20261130T140000Z"]
+        );
+        let mut planner =
+            self::planner("2026-11-30T12:00:00Z", &[("s", "schedule = '@every 1s'\ncatch_up = 'all'")]);
+        let due = missed(planner.due(at("2026-11-30T12:10:00Z")));
+        assert_eq!((due.len(), &*due[0], &*due[99]), (100, "s/20261130T120821Z", "s/20261130T121000Z"));
     }
 
     #[test]
     fn a_weekend_of_seconds_is_passed_over_at_once() {
-        let mut planner = Planner::new(at("2026-01-01T00:00:00Z"));
-        planner.put(job("tick", "schedule = '@every 1s'"));
-        let due = fires(planner.due(at("2036-01-01T00:00:00Z")));
+        let mut planner = planner("2026-01-01T00:00:00Z", &[("tick", "schedule = '@every 1s'")]);
+        let due = missed(planner.due(at("2036-01-01T00:00:00Z")));
         assert_eq!(due, ["tick/20360101T000000Z"]);
     }
 
@@ -351,39 +406,58 @@ mod tests {
         let mut planner = Planner::new(at("2026-11-30T10:00:00Z"));
         let mut changed = job("daily", "schedule = '0 9 * * *'");
         changed.since = at("2026-11-30T10:00:00Z");
-        planner.put(changed);
+        planner.put(changed, at("2026-11-29T10:00:00Z"));
         assert_eq!(planner.next_due(), Some(at("2026-12-01T09:00:00Z")));
     }
 
     #[test]
+    fn a_job_without_a_lane_here_has_no_fires_here() {
+        let mut planner = Planner::new(at("2026-11-30T10:00:00Z"));
+        let every_node = job("tidy", "schedule = '@every 1s'");
+        planner.put(Planned { lane: None, ..every_node.clone() }, at(MIDNIGHT));
+        assert_eq!((planner.next_due(), planner.len()), (None, 1));
+        planner.remove(&"tidy".parse().unwrap());
+        let lane = Some(Lane::Node("web-1".parse().unwrap()));
+        planner.put(Planned { lane, ..every_node }, at("2026-11-30T10:00:00Z"));
+        assert_eq!(now(planner.due(at("2026-11-30T10:00:01Z"))), ["tidy/@web-1/20261130T100001Z"]);
+    }
+
+    #[test]
     fn splay_starts_a_fire_later_and_leaves_its_instant_as_it_is() {
-        let mut planner = Planner::new(at("2026-11-30T11:30:00Z"));
-        planner.put(job("backup", "schedule = '0 * * * *'\nsplay = '10m'"));
+        let hourly = ("backup", "schedule = '0 * * * *'\nsplay = '10m'");
+        let mut planner = planner("2026-11-30T11:30:00Z", &[hourly]);
         let delay = planner.get(&"backup".parse().unwrap()).unwrap().delay();
         assert!(delay > TimeDelta::zero() && delay < TimeDelta::minutes(10), "{delay}");
         let starts = at("2026-11-30T12:00:00Z") + delay;
         assert_eq!(planner.next_due(), Some(starts));
-        assert_eq!(fires(planner.due(starts - TimeDelta::milliseconds(1))), [""; 0]);
+        planner.due(starts - TimeDelta::seconds(2));
         // Defined anew between instant and start: still due.
-        planner.put(job("backup", "schedule = '0 * * * *'\nsplay = '10m'\nenabled = true"));
-        assert_eq!(fires(planner.due(starts)), ["backup/20261130T120000Z"]);
+        planner.put(job("backup", "schedule = '0 * * * *'\nsplay = '10m'\nenabled = true"), at(MIDNIGHT));
+        assert_eq!(now(planner.due(starts)), ["backup/20261130T120000Z"]);
         // Neither a gap nor a look back takes a fire before its start.
-        let mut planner = Planner::new(at("2026-11-30T10:30:00Z"));
-        planner.put(job("backup", "schedule = '0 * * * *'\nsplay = '10m'"));
-        assert_eq!(fires(planner.due(at("2026-11-30T12:00:00Z"))), ["backup/20261130T110000Z"]);
+        let mut planner = self::planner("2026-11-30T10:30:00Z", &[hourly]);
+        assert_eq!(missed(planner.due(at("2026-11-30T12:00:00Z"))), ["backup/20261130T110000Z"]);
     }
 
     #[test]
     fn a_definition_replaces_the_one_before_it_and_a_removed_job_is_never_due() {
-        let mut planner = Planner::new(at("2026-11-30T12:00:00Z"));
-        planner.put(job("tick", "schedule = '@every 1s'"));
-        planner.put(job("tick", "schedule = '@every 10s'"));
-        assert_eq!(fires(planner.due(at("2026-11-30T12:00:04Z"))), [""; 0]);
-        planner.put(job("tick", "schedule = '@every 1s'\nenabled = false"));
+        let mut planner = planner("2026-11-30T12:00:00Z", &[("tick", "schedule = '@every 1s'")]);
+        let mut put = |planner: &mut Planner, fields: &str| planner.put(job("tick", fields), at(MIDNIGHT));
+        put(&mut planner, "schedule = '@every 10s'");
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:04Z"))), [""; 0]);
+        put(&mut planner, "schedule = '@every 1s'\nenabled = false");
         assert_eq!(planner.next_due(), None);
-        planner.put(job("tick", "schedule = '@every 1s'"));
+        put(&mut planner, "schedule = '@every 1s'");
         planner.remove(&"tick".parse().unwrap());
-        assert_eq!(fires(planner.due(at("2026-11-30T12:00:09Z"))), [""; 0]);
+        assert_eq!(now(planner.due(at("2026-11-30T12:00:09Z"))), [""; 0]);
         assert!(planner.is_empty());
+    }
+
+    #[test]
+    fn what_was_missed_stays_due_when_the_job_is_defined_anew_before_the_first_look() {
+        let mut planner = Planner::new(at("2026-11-30T14:05:00Z"));
+        planner.put(job("often", "schedule = '*/10 * * * *'"), at("2026-11-30T12:00:00Z"));
+        planner.put(job("often", "schedule = '*/10 * * * *'\nenv = { A = 'b' }"), at(MIDNIGHT));
+        assert_eq!(missed(planner.due(at("2026-11-30T14:05:01Z"))), ["often/20261130T140000Z"]);
     }
 }

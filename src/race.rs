@@ -12,7 +12,9 @@ mod keep;
 mod orphan;
 mod registration;
 
-pub use claim::{Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, undecided};
+pub use claim::{
+    Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, undecided,
+};
 pub use keep::{Verified, rewrite, verify};
 pub use orphan::{Orphan, Taken, close_orphan, is_mine_to_close, look, orphans, take_over};
 pub use registration::{Holding, InTouch, Me, Presence, Refused, Registration, Standing, register_and_stay};

@@ -35,6 +35,7 @@ use crate::child::plain;
 use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fail_point;
+use crate::fire::Lane;
 use crate::guard::{Ended, FolderName, Guard, RunFolder, Spec};
 use crate::job::{Job, Overlap, Promise};
 use crate::race::{self, Claim, InTouch, Standing, Verified};

@@ -20,7 +20,9 @@ use crate::race::Me;
 use crate::record::{Record, Span, Writer};
 use crate::schedule::Timestamp;
 use crate::store::values::{self, Definition, Former, Status};
-use crate::store::{Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys};
+use crate::store::{
+    Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
+};
 
 /// A lane to be looked at, with what its warden knows of its job.
 #[derive(Debug, Clone)]
@@ -172,9 +174,8 @@ pub async fn settle(
     for stretch in &cover.stretches {
         let before = stretch.first - TimeDelta::seconds(1);
         let ranges = [keys::locks_between, keys::records_between];
-        compare.extend(ranges.map(|range| {
-            Compare::absent(range(&ward.job, &ward.lane, before, stretch.last))
-        }));
+        compare
+            .extend(ranges.map(|range| Compare::absent(range(&ward.job, &ward.lane, before, stretch.last))));
         let record = record(ward, me, stretch, now);
         then.push(Op::put(keys::record(&record.fire), values::encode_record(&record)));
         status = Some(Status::after(status.as_ref(), &record));

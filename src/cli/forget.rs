@@ -230,6 +230,7 @@ impl Forgetting<'_> {
         let run = Some(lock.facts(held.revision))
             .filter(|_| lock.past().iter().all(|past| past.attempt != lock.attempt));
         Record {
+            span: None,
             fire: fire.clone(),
             outcome: Outcome::Lost,
             reason: Some("node forgotten".to_owned()),

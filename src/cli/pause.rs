@@ -10,7 +10,7 @@ use super::{Door, act_on};
 use crate::act::{self, who};
 use crate::schedule::{Timestamp, Zone};
 use crate::store::values::{self, HoldBack};
-use crate::store::{Compare, Op, Txn, keys};
+use crate::store::{Compare, Op, Revision, Store, Txn, TxnReply, keys};
 
 /// Hold jobs back: their fires pass without a run until they are resumed
 #[derive(Debug, clap::Args)]

@@ -154,7 +154,10 @@ impl HeldBack {
         let ended = whats.iter().flat_map(|key| {
             let below = KeyRange::prefix(format!("{key}/"));
             let (first, _) = below.bounds();
-            self.ended.range(first..).take_while(move |(ended, _)| below.contains(ended)).map(|(_, time)| *time)
+            self.ended
+                .range(first..)
+                .take_while(move |(ended, _)| below.contains(ended))
+                .map(|(_, time)| *time)
         });
         open.chain(ended).collect()
     }
@@ -178,7 +181,9 @@ impl HeldBack {
         let mut over = Vec::new();
         for (key, pause) in self.pauses.iter_mut().filter(|(_, pause)| due(pause)) {
             pause.tried = Some(Instant::now());
-            if let Some((value, until)) = pause.value.clone().and_then(|value| Some((value.clone(), value.until?))) {
+            if let Some((value, until)) =
+                pause.value.clone().and_then(|value| Some((value.clone(), value.until?)))
+            {
                 over.push(Over { key: key.clone(), revision: pause.revision, value, until });
             }
         }
@@ -258,7 +263,8 @@ mod tests {
         let mut held_back = seen(&[("paused/a", Some(end)), ("paused/b", None)]);
         assert_eq!(held_back.next_end(at("2026-11-30T05:00:00Z")), Some(at(end)));
         assert_eq!(held_back.over(at("2026-11-30T05:00:00Z")), []);
-        let over: Vec<_> = held_back.over(at(end)).into_iter().map(|over| (over.key, over.revision)).collect();
+        let over: Vec<_> =
+            held_back.over(at(end)).into_iter().map(|over| (over.key, over.revision)).collect();
         assert_eq!(over, [("paused/a".to_owned(), Revision(7))]);
         assert_eq!(held_back.over(at(end)), []);
         assert_eq!(held_back.next_end(at(end)), None);

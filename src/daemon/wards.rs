@@ -174,6 +174,10 @@ impl Daemon {
                 continue;
             }
             let planned = self.planner.get(&job);
+            let open = match &settled {
+                Ok(Settled::Upto { open, .. }) => *open,
+                _ => None,
+            };
             let (floor, look_at) = match settled {
                 Ok(Settled::Upto { floor, more: true, .. }) => (floor, now),
                 Ok(Settled::Upto { floor, open: Some(open), .. }) => {
@@ -202,7 +206,7 @@ impl Daemon {
                     (floor, now + LOOK_EVERY)
                 }
             };
-            if let Ok(Settled::Upto { open: Some(open), .. }) = settled {
+            if let Some(open) = open {
                 self.see_to_open(&job, &lane, open);
             }
             self.wards.put(&job, lane, floor, look_at);

@@ -129,7 +129,8 @@ impl Sight<'_> {
         };
         let was_away = at <= self.up_since;
         // While nobody was up, and again after that, the same holds for all.
-        let while_same = |until: Timestamp| before_pause(if was_away { until.min(self.up_since) } else { until });
+        let while_same =
+            |until: Timestamp| before_pause(if was_away { until.min(self.up_since) } else { until });
         if self.now > planned.last_start(at) {
             let behind = planned.last_start(at) - at;
             let reason = match () {
@@ -142,7 +143,8 @@ impl Sight<'_> {
         match planned.job.catch_up {
             CatchUp::None if was_away => missed(self.away, while_same(ripe)),
             CatchUp::All => {
-                let caught_up = was_away.then(|| self.dues.newest(at - SECOND, self.up_since, MOST_CAUGHT_UP))?;
+                let caught_up =
+                    was_away.then(|| self.dues.newest(at - SECOND, self.up_since, MOST_CAUGHT_UP))?;
                 let oldest = caught_up.first().filter(|oldest| **oldest > at)?;
                 missed("too many were missed", while_same(*oldest - SECOND))
             }
@@ -158,5 +160,219 @@ impl Sight<'_> {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::fire::Lane;
+    use crate::jobfile;
+    use crate::planner::Reign;
+
+    fn at(text: &str) -> Timestamp {
+        format!("2026-11-30T{text}Z").parse().unwrap()
+    }
+
+    /// A lane to be settled, as of 12:00:00.
+    struct Case {
+        planned: Option<Planned>,
+        former: Vec<Reign>,
+        floor: &'static str,
+        decided: Vec<(&'static str, &'static str)>,
+        pauses: Vec<(&'static str, &'static str)>,
+        up_since: &'static str,
+        is_runnable: bool,
+        until: &'static str,
+    }
+
+    fn planned(fields: &str) -> Planned {
+        let text = format!("[jobs.a]\ncommand = 'true'\n{fields}\n");
+        let files = [jobfile::SourceFile { path: "jobs.toml", text: &text }];
+        let job = Arc::new(jobfile::parse(&files).unwrap().jobs.remove(0));
+        Planned { job, definition: 1, since: at("00:00:00"), lane: Some(Lane::OneNode) }
+    }
+
+    fn case(fields: &str, floor: &'static str) -> Case {
+        Case {
+            planned: Some(planned(fields)),
+            former: Vec::new(),
+            floor,
+            decided: Vec::new(),
+            pauses: Vec::new(),
+            up_since: "00:00:00",
+            is_runnable: true,
+            until: "12:00:00",
+        }
+    }
+
+    /// `FIRST..LAST xCOUNT OUTCOME REASON` for each stretch, then the floor, then what is open.
+    #[track_caller]
+    fn check(case: Case, stretches: &[&str], floor: &str, open: Option<&str>) {
+        let now = at("12:00:00");
+        let pair = |(one, other): &(&str, &str)| (at(one), at(other));
+        let in_force = case.planned.as_ref().map(|planned| Reign {
+            job: planned.job.clone(),
+            since: planned.since,
+            until: None,
+            removed: false,
+        });
+        let cover = cover(&Sight {
+            planned: case.planned.as_ref(),
+            dues: &Dues::new(case.former.into_iter().chain(in_force)),
+            floor: at(case.floor),
+            decided: &case.decided.iter().map(pair).collect(),
+            until: at(case.until),
+            now,
+            pauses: &case.pauses.iter().map(pair).collect::<Vec<_>>(),
+            up_since: at(case.up_since),
+            away: "away",
+            is_runnable: case.is_runnable,
+        });
+        let time = |at: Timestamp| at.format("%H:%M:%S").to_string();
+        let texts: Vec<_> = cover
+            .stretches
+            .iter()
+            .map(|stretch| {
+                let Stretch { first, last, count, outcome, reason } = stretch;
+                format!("{}..{} x{count} {outcome} {reason}", time(*first), time(*last))
+            })
+            .collect();
+        assert_eq!(texts, stretches);
+        assert_eq!((time(cover.floor).as_str(), cover.open.map(time).as_deref()), (floor, open));
+    }
+
+    const TENTHS: &str = "schedule = '*/10 * * * *'";
+    const SECONDS: &str = "schedule = '@every 1s'";
+
+    #[test]
+    fn the_floor_moves_over_what_is_decided_and_stops_at_what_may_still_run() {
+        let decided = vec![("11:10:00", "11:10:00"), ("11:20:00", "11:30:00"), ("11:50:00", "11:50:00")];
+        check(
+            Case { decided: decided.clone(), ..case(TENTHS, "11:00:00") },
+            &["11:40:00..11:40:00 x1 skipped superseded by a later one"],
+            "11:50:00",
+            None,
+        );
+        let all = "schedule = '*/10 * * * *'\ncatch_up = 'all'";
+        check(Case { decided, ..case(all, "11:00:00") }, &[], "11:30:00", Some("11:40:00"));
+        // The last ten seconds are left to those who race.
+        let to_now = vec![("11:59:49", "11:59:49")];
+        check(
+            Case { decided: to_now.clone(), ..case(SECONDS, "11:59:48") },
+            &[],
+            "11:59:49",
+            Some("11:59:50"),
+        );
+        check(
+            Case { until: "11:59:49", decided: to_now, ..case(SECONDS, "11:59:48") },
+            &[],
+            "11:59:49",
+            None,
+        );
+    }
+
+    #[test]
+    fn a_night_without_nodes_is_one_stretch_and_the_newest_fire_is_open() {
+        let night = || Case { up_since: "11:58:00", ..case(SECONDS, "01:00:00") };
+        let first = "01:00:01..11:58:00 x39480 missed away";
+        // The newest that is ripe supersedes all before it.
+        check(
+            night(),
+            &[first, "11:58:01..11:59:49 x109 skipped superseded by a later one"],
+            "11:59:49",
+            Some("11:59:50"),
+        );
+        // One that ran in the middle parts it.
+        let decided = vec![("05:00:00", "05:00:00")];
+        let parts = [
+            "01:00:01..04:59:59 x14399 missed away",
+            "05:00:01..11:58:00 x25080 missed away",
+            "11:58:01..11:59:49 x109 skipped superseded by a later one",
+        ];
+        check(Case { decided, ..night() }, &parts, "11:59:49", Some("11:59:50"));
+    }
+
+    #[test]
+    fn each_policy_leaves_open_what_it_says() {
+        let away = |fields: &str| Case { up_since: "11:55:00", ..case(fields, "09:00:00") };
+        check(away(TENTHS), &["09:10:00..11:40:00 x16 missed away"], "11:40:00", Some("11:50:00"));
+        let all = "schedule = '*/10 * * * *'\ncatch_up = 'all'";
+        check(away(all), &["09:10:00..10:50:00 x11 missed away"], "10:50:00", Some("11:00:00"));
+        let none = "schedule = '*/10 * * * *'\ncatch_up = 'none'";
+        check(away(none), &["09:10:00..11:50:00 x17 missed away"], "11:50:00", None);
+        let within = "schedule = '*/10 * * * *'\nstart_within = '5m'";
+        check(away(within), &["09:10:00..11:50:00 x17 missed away"], "11:50:00", None);
+        let many = "schedule = '@every 1s'\ncatch_up = 'all'";
+        check(
+            Case { up_since: "11:55:00", ..case(many, "11:50:00") },
+            &["11:50:01..11:53:20 x200 missed too many were missed"],
+            "11:53:20",
+            Some("11:53:21"),
+        );
+    }
+
+    #[test]
+    fn what_nobody_could_run_in_time_is_missed() {
+        let within = "schedule = '*/10 * * * *'\nstart_within = '15m'";
+        check(
+            case(within, "11:00:00"),
+            &["11:10:00..11:40:00 x4 missed too late"],
+            "11:40:00",
+            Some("11:50:00"),
+        );
+        check(
+            Case { is_runnable: false, ..case(within, "11:00:00") },
+            &["11:10:00..11:40:00 x4 missed no node could run it"],
+            "11:40:00",
+            Some("11:50:00"),
+        );
+    }
+
+    #[test]
+    fn what_came_due_in_a_pause_is_missed_for_that() {
+        let pauses = vec![("11:15:00", "11:40:00"), ("11:45:00", "12:30:00")];
+        check(
+            Case { pauses, ..case(TENTHS, "11:00:00") },
+            &[
+                "11:10:00..11:10:00 x1 skipped superseded by a later one",
+                "11:20:00..11:30:00 x2 missed paused",
+                "11:40:00..11:40:00 x1 skipped superseded by a later one",
+                "11:50:00..11:50:00 x1 missed paused",
+            ],
+            "11:50:00",
+            None,
+        );
+    }
+
+    #[test]
+    fn what_a_former_definition_owed_is_settled_up_to_its_end() {
+        let hourly = |until: &str, removed| Reign {
+            job: planned("schedule = '0 * * * *'").job,
+            since: at("00:00:00"),
+            until: Some(at(until)),
+            removed,
+        };
+        let mut now = planned(TENTHS);
+        now.since = at("11:35:00");
+        let changed =
+            Case { planned: Some(now), former: vec![hourly("11:35:00", false)], ..case(TENTHS, "09:00:00") };
+        check(
+            changed,
+            &[
+                "10:00:00..11:00:00 x2 missed the job was changed",
+                "11:40:00..11:40:00 x1 skipped superseded by a later one",
+            ],
+            "11:40:00",
+            Some("11:50:00"),
+        );
+        let gone = Case { planned: None, former: vec![hourly("11:35:00", true)], ..case(TENTHS, "09:00:00") };
+        check(gone, &["10:00:00..11:00:00 x2 missed the job was removed"], "11:00:00", None);
+        // Only its command was changed: the fire is still owed.
+        let edited =
+            Case { former: vec![hourly("11:35:00", false)], ..case("schedule = '0 * * * *'", "10:00:00") };
+        check(edited, &[], "10:00:00", Some("11:00:00"));
     }
 }

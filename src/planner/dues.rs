@@ -136,8 +136,7 @@ mod tests {
 
     #[test]
     fn between_a_removal_and_a_new_definition_nothing_is_due() {
-        let dues =
-            Dues::new([reign("0 * * * *", "00:00", Some("01:30")), reign("0 * * * *", "03:30", None)]);
+        let dues = Dues::new([reign("0 * * * *", "00:00", Some("01:30")), reign("0 * * * *", "03:30", None)]);
         assert_eq!(all(&dues, "00:00", "05:00"), ["01:00", "04:00", "05:00"]);
     }
 }

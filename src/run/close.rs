@@ -121,6 +121,7 @@ fn record_by(
         .map(|kept| kept.last(TAIL))
         .filter(|tail| !tail.is_empty());
     Record {
+        span: None,
         fire: name.fire.clone(),
         outcome,
         reason,

@@ -30,7 +30,8 @@ pub async fn take_over(
     if let Some(job) = again {
         fail_point!("over.begin");
         let taken =
-            race::take_over(&place.store, standing, &place.clock, &orphan, super::hold_of(job, &fire.lane)).await?;
+            race::take_over(&place.store, standing, &place.clock, &orphan, super::hold_of(job, &fire.lane))
+                .await?;
         match taken {
             Taken::Over(claim) => {
                 info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,
@@ -57,6 +58,7 @@ pub async fn take_over(
 fn lost_record(place: &Place, standing: &Standing, orphan: &Orphan) -> Record {
     let lock = &orphan.found.lock;
     Record {
+        span: None,
         fire: orphan.found.fire.clone(),
         outcome: Outcome::Lost,
         reason: Some("its node was lost".to_owned()),

@@ -57,11 +57,11 @@ impl Former {
 
     /// Reads a value of `jobs-before/`, whose key names the job.
     pub fn decode(key: &str, value: &[u8]) -> Result<Former, Unreadable> {
-        let form: DefinitionForm = decode(key, value)?;
+        let mut form: DefinitionForm = decode(key, value)?;
         let unreadable = |why: &str| Unreadable { key: key.to_owned(), why: why.to_owned() };
         let name = super::keys::former_job(key).ok_or_else(|| unreadable("it is no former definition"))?;
         let EndForm { until, removed } =
-            form.end.ok_or_else(|| unreadable("it does not say until when it was in force"))?;
+            form.end.take().ok_or_else(|| unreadable("it does not say until when it was in force"))?;
         let definition = form.into_definition(name).map_err(|why| unreadable(&why))?;
         Ok(Former { definition, until, removed })
     }
@@ -342,6 +342,10 @@ impl JobForm {
                 OverlapForm::Allow => Overlap::Allow,
             },
             promise: self.promise.into(),
+            nodes: None,
+            run_on: crate::job::RunOn::OneNode,
+            catch_up: crate::job::CatchUp::Latest,
+            start_within: Duration::from_secs(3600),
             success_exit: self.success_exit,
             keep: Keep { records: self.keep.records, days: self.keep.days, output: self.keep.output },
             terms,

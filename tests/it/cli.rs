@@ -184,6 +184,7 @@ fn record(fire: Fire, outcome: Outcome, exit_code: Option<i32>, signal: Option<i
         usage: None,
     };
     Record {
+        span: None,
         fire,
         outcome,
         reason: None,

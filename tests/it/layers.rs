@@ -18,7 +18,7 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
         &["words"],
     ),
     // deeds: one step of the flow each
-    ("deeds", &["race", "run", "act", "sync"], &["words", "thought", "hands"]),
+    ("deeds", &["race", "run", "warden", "act", "sync"], &["words", "thought", "hands"]),
     // doors: where people come in
     ("doors", &["daemon", "cli"], &["words", "thought", "hands", "deeds"]),
 ];

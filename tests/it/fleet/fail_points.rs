@@ -509,6 +509,7 @@ async fn close_by_other(fleet: &Fleet) {
     let fire = keys::fire_of(&entry.key).unwrap();
     let lock: Lock = values::decode(&entry.key, &entry.value).unwrap();
     let record = Record {
+        span: None,
         fire: fire.clone(),
         outcome: Outcome::Lost,
         reason: Some("its node was lost".to_owned()),
