@@ -309,3 +309,250 @@ fn reign(entry: &Entry) -> Option<Reign> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+    use crate::jobfile;
+    use crate::node::NodeStart;
+    use crate::store::sim::Sim;
+    use crate::sync::{self, Wanted};
+
+    const ME: &str = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
+
+    /// A store with the job `a`, and its warden.
+    struct Desk {
+        store: Store,
+        together: Together,
+        clock: Clock,
+        /// A whole second, so that seconds before it are instants of `@every 1s`.
+        now: Timestamp,
+    }
+
+    fn job(fields: &str) -> Job {
+        let text = format!("[jobs.a]\ncommand = 'true'\n{fields}\n");
+        let files = [jobfile::SourceFile { path: "jobs.toml", text: &text }];
+        jobfile::parse(&files).unwrap().jobs.remove(0)
+    }
+
+    fn me() -> Me {
+        let start: NodeStart = ME.parse().unwrap();
+        Me { name: "db-1".parse().unwrap(), start, instance: "i".to_owned() }
+    }
+
+    impl Desk {
+        /// The job was synced so many seconds ago.
+        async fn new(fields: &str, ago: i64) -> Desk {
+            let store = Sim::new(1).client("a");
+            let clock = Clock::system();
+            let now = FireId::scheduled(clock.now()).instant();
+            let desk = Desk { together: Together::new(store.clone()), store, clock, now };
+            desk.sync(&[job(fields)], ago).await;
+            desk
+        }
+
+        async fn sync(&self, jobs: &[Job], ago: i64) {
+            let wanted = Wanted { source: "s".parse().unwrap(), jobs: jobs.to_vec() };
+            let outlook = sync::look(&self.store, &wanted).await.unwrap();
+            sync::apply(&self.store, &wanted, outlook, "ann@laptop", self.ago(ago)).await.unwrap();
+        }
+
+        fn ago(&self, seconds: i64) -> Timestamp {
+            self.now - TimeDelta::seconds(seconds)
+        }
+
+        fn fire(&self, ago: i64) -> Fire {
+            Fire::new("a".parse().unwrap(), FireId::scheduled(self.ago(ago)))
+        }
+
+        async fn put(&self, key: String, value: &str) {
+            self.store.txn(Txn::new().then([Op::put(key, value)])).await.unwrap();
+        }
+
+        async fn ward(&self) -> Ward {
+            let job: JobName = "a".parse().unwrap();
+            let entry = self.store.get(&keys::job(&job)).await.unwrap();
+            let planned = entry.map(|entry| {
+                let Definition { job, since, .. } = Definition::decode(&entry.key, &entry.value).unwrap();
+                let definition = entry.mod_revision.0;
+                Planned { job: Arc::new(job), definition, since, lane: Some(Lane::OneNode) }
+            });
+            Ward {
+                job,
+                lane: Lane::OneNode,
+                floor: self.ago(100_000),
+                planned,
+                pauses: Vec::new(),
+                up_since: self.ago(20),
+                is_runnable: true,
+            }
+        }
+
+        async fn look(&self, ward: &Ward) -> Seen {
+            look(&self.store, &self.clock, std::slice::from_ref(ward)).await.unwrap().remove(0)
+        }
+
+        async fn settle(&self, ward: &Ward, seen: Seen) -> Settled {
+            settle(&self.together, &me(), &self.clock, ward, seen).await.unwrap()
+        }
+
+        async fn look_and_settle(&self) -> Settled {
+            let ward = self.ward().await;
+            let seen = self.look(&ward).await;
+            self.settle(&ward, seen).await
+        }
+
+        /// `FIRST..LAST OUTCOME REASON` of each record, in seconds ago.
+        async fn records(&self) -> Vec<String> {
+            let entries = self.store.list(keys::records()).await.unwrap().entries;
+            let text = |entry: &Entry| {
+                let fire = keys::fire_of(&entry.key).unwrap();
+                let Ok(record) = values::decode_record(fire, &entry.key, &entry.value) else {
+                    return "ran".to_owned();
+                };
+                let first = record.fire.scheduled_at();
+                let last = record.span.map_or(first, |span| span.last);
+                let ago = |at: Timestamp| (self.now - at).num_seconds();
+                format!("{}..{} {} {}", ago(first), ago(last), record.outcome, record.reason.unwrap())
+            };
+            entries.iter().map(text).collect()
+        }
+
+        async fn floor(&self) -> Option<i64> {
+            let key = keys::floor(&"a".parse().unwrap(), &Lane::OneNode);
+            let entry = self.store.get(&key).await.unwrap()?;
+            Some((self.now - read_floor(&entry).unwrap().0).num_seconds())
+        }
+    }
+
+    const SECONDS: &str = "schedule = '@every 1s'";
+
+    #[tokio::test]
+    async fn what_nobody_ran_while_nobody_was_up_is_one_span() {
+        let desk = Desk::new(SECONDS, 60).await;
+        let settled = desk.look_and_settle().await;
+        assert!(matches!(settled, Settled::Upto { open: Some(_), more: true, .. }), "{settled:?}");
+        let records = desk.records().await;
+        assert_eq!(records[0], "59..20 missed no node was up");
+        assert!(records[1].contains("skipped superseded by a later one"), "{records:?}");
+        assert!(matches!(desk.floor().await, Some(10..=12)), "{:?}", desk.floor().await);
+        // Nothing more to say about it.
+        let again = desk.look_and_settle().await;
+        assert!(matches!(again, Settled::Upto { more: false, .. }), "{again:?}");
+    }
+
+    /// H1: a claim that commits between a warden's look and its write, and one that comes after it.
+    #[tokio::test]
+    async fn a_fire_is_never_both_missed_and_run() {
+        let desk = Desk::new(SECONDS, 60).await;
+        let ward = desk.ward().await;
+        let seen = desk.look(&ward).await;
+        desk.put(keys::lock(&desk.fire(30)), "{}").await;
+        assert_eq!(desk.settle(&ward, seen).await, Settled::Overtaken);
+        assert_eq!((desk.records().await, desk.floor().await), (vec![], Some(60)));
+        // The same with a record, which is what the lock becomes.
+        let seen = desk.look(&ward).await;
+        let (lock, record) = (keys::lock(&desk.fire(31)), keys::record(&desk.fire(31)));
+        desk.put(record, "{\"v\":1}").await;
+        assert_eq!(desk.settle(&ward, seen).await, Settled::Overtaken);
+        desk.look_and_settle().await;
+        let records = desk.records().await;
+        assert_eq!(records[..3], ["59..32 missed no node was up", "ran", "29..20 missed no node was up"]);
+        // A claim of what the span covers compares the floor.
+        let floor = keys::floor(&"a".parse().unwrap(), &Lane::OneNode);
+        let late = Compare::value(floor, crate::store::Is::Less, desk.fire(40).id.to_string());
+        let claim = Txn::when([Compare::absent(lock), late]);
+        assert!(!desk.store.txn(claim).await.unwrap().succeeded);
+    }
+
+    /// H1: two wardens with spans from different looks.
+    #[tokio::test]
+    async fn of_two_wardens_at_once_one_writes() {
+        let desk = Desk::new(SECONDS, 60).await;
+        let ward = desk.ward().await;
+        let (one, other) = (desk.look(&ward).await, desk.look(&ward).await);
+        assert!(matches!(desk.settle(&ward, one).await, Settled::Upto { .. }));
+        assert_eq!(desk.settle(&ward, other).await, Settled::Overtaken);
+    }
+
+    /// H3: a fire that nobody claimed lies before one that ran and was recorded.
+    #[tokio::test]
+    async fn a_gap_before_a_later_record_is_found() {
+        let desk = Desk::new(SECONDS, 60).await;
+        for ago in (21..60).filter(|ago| *ago != 45) {
+            desk.put(keys::record(&desk.fire(ago)), "{\"v\":1}").await;
+        }
+        while matches!(desk.look_and_settle().await, Settled::Upto { more: true, .. }) {}
+        let told: Vec<_> = desk.records().await.into_iter().filter(|record| record != "ran").collect();
+        assert_eq!(told[0], "45..45 missed no node was up");
+    }
+
+    #[tokio::test]
+    async fn a_fire_that_is_locked_is_decided_and_one_that_may_still_run_is_not() {
+        let desk = Desk::new("schedule = '@every 20s'\ncatch_up = 'all'", 90).await;
+        let first = job("schedule = '@every 20s'").schedule.next_after(desk.ago(90)).unwrap();
+        let lock = Fire::new("a".parse().unwrap(), FireId::scheduled(first));
+        desk.put(keys::lock(&lock), "{}").await;
+        let settled = desk.look_and_settle().await;
+        let open = Some(first + TimeDelta::seconds(20));
+        assert_eq!(settled, Settled::Upto { floor: first, open, more: false });
+        assert_eq!(desk.records().await, [""; 0]);
+    }
+
+    /// S14: a schedule changed while a fire of the former one was undecided.
+    #[tokio::test]
+    async fn what_a_former_definition_owed_has_its_record() {
+        let desk = Desk::new("schedule = '@every 10s'", 60).await;
+        desk.sync(&[job("schedule = '0 0 1 1 *'")], 15).await;
+        let settled = desk.look_and_settle().await;
+        assert!(matches!(settled, Settled::Upto { open: None, .. }), "{settled:?}");
+        let records = desk.records().await;
+        assert!(records[0].ends_with("missed the job was changed"), "{records:?}");
+        assert_eq!(records.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_removed_jobs_last_fires_are_settled_and_then_its_floor_goes() {
+        let desk = Desk::new("schedule = '@every 10s'", 60).await;
+        desk.sync(&[], 15).await;
+        while matches!(desk.look_and_settle().await, Settled::Upto { .. }) {}
+        let records = desk.records().await;
+        assert!(records[0].ends_with("missed the job was removed"), "{records:?}");
+        assert_eq!(desk.floor().await, None);
+        assert_eq!(desk.look_and_settle().await, Settled::Closed);
+    }
+
+    #[tokio::test]
+    async fn a_job_made_anew_before_its_last_fires_were_settled_leaves_no_gap() {
+        let desk = Desk::new("schedule = '@every 10s'", 60).await;
+        desk.sync(&[], 40).await;
+        desk.sync(&[job(SECONDS)], 13).await;
+        assert_eq!(desk.floor().await, Some(60));
+        while matches!(desk.look_and_settle().await, Settled::Upto { more: true, .. }) {}
+        let records = desk.records().await;
+        assert!(records[0].ends_with("missed the job was removed"), "{records:?}");
+        // Nothing of the time in which there was none.
+        assert!(records[1].starts_with("12.."), "{records:?}");
+    }
+
+    #[tokio::test]
+    async fn a_floor_that_is_missing_or_far_ahead_is_put_right() {
+        let desk = Desk::new(SECONDS, 60).await;
+        let key = keys::floor(&"a".parse().unwrap(), &Lane::OneNode);
+        desk.put(key.clone(), &FireId::scheduled(desk.ago(-100_000)).to_string()).await;
+        assert!(matches!(desk.look_and_settle().await, Settled::Upto { more: true, .. }));
+        assert!(matches!(desk.floor().await, Some(-2..=0)));
+        desk.store.txn(Txn::new().then([Op::delete(key)])).await.unwrap();
+        desk.look_and_settle().await;
+        assert!(matches!(desk.floor().await, Some(-2..=0)));
+    }
+
+    #[tokio::test]
+    async fn a_lane_is_made_once() {
+        let desk = Desk::new(SECONDS, 60).await;
+        let (job, lane): (JobName, Lane) = ("a".parse().unwrap(), "@web-1".parse().unwrap());
+        assert_eq!(open_lane(&desk.store, &job, &lane, desk.ago(50)).await, desk.ago(50));
+        assert_eq!(open_lane(&desk.store, &job, &lane, desk.ago(5)).await, desk.ago(50));
+    }
+}
