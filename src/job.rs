@@ -104,10 +104,6 @@ pub struct Job {
     pub hold: Duration,
     pub overlap: Overlap,
     pub promise: Promise,
-    pub nodes: Option<crate::node::Selector>,
-    pub run_on: RunOn,
-    pub catch_up: CatchUp,
-    pub start_within: Duration,
     /// The exit codes that count as success.
     pub success_exit: BTreeSet<u8>,
     pub keep: Keep,
@@ -139,18 +135,6 @@ pub enum Overlap {
     Skip,
     /// It runs beside the other.
     Allow,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RunOn {
-    OneNode,
-    EveryNode,
-}
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CatchUp {
-    Latest,
-    All,
-    None,
 }
 
 /// What becomes of a fire whose node is lost while it runs it.

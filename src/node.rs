@@ -102,14 +102,6 @@ pub fn parse_label(text: &str) -> Result<(String, String), String> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Selector;
-impl Selector {
-    pub fn matches(&self, _: &NodeName, _: &Labels) -> bool {
-        true
-    }
-}
-
 /// For words of ours that are stored as their text: `#[serde(with = "as_text")]`.
 pub mod as_text {
     use std::fmt::Display;

@@ -249,10 +249,6 @@ impl Written {
             splay: value(written.splay).unwrap_or_default(),
             overlap: written.overlap.unwrap_or(Overlap::Skip),
             promise: written.promise.unwrap_or(Promise::AtLeastOnce),
-            nodes: None,
-            run_on: crate::job::RunOn::OneNode,
-            catch_up: crate::job::CatchUp::Latest,
-            start_within: Duration::from_secs(3600),
             success_exit: value(written.success_exit).unwrap_or(BTreeSet::from([0])),
             keep: Keep {
                 records: small(written.records, default_keep.records),

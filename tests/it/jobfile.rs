@@ -133,10 +133,6 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         Schedule::parse(texts, &zone.parse::<Zone>().unwrap(), name).unwrap()
     };
     let backup = Job {
-        nodes: None,
-        run_on: fleetcron::job::RunOn::OneNode,
-        catch_up: fleetcron::job::CatchUp::Latest,
-        start_within: Duration::from_secs(3600),
         name: "nightly-db-backup".parse().unwrap(),
         description: Some("Dump the shop database".into()),
         owner: Some("ops@example.org".into()),
@@ -179,10 +175,6 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         was: Some("backup".parse().unwrap()),
     };
     let plain = Job {
-        nodes: None,
-        run_on: fleetcron::job::RunOn::OneNode,
-        catch_up: fleetcron::job::CatchUp::Latest,
-        start_within: Duration::from_secs(3600),
         name: "plain".parse().unwrap(),
         description: None,
         owner: None,
