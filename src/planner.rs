@@ -9,7 +9,7 @@ use crate::fire::{Fire, FireId};
 use crate::job::{Job, JobName};
 use crate::schedule::Timestamp;
 
-/// How late a fire may start, whatever delayed it.
+/// How far back a node looks at its start for fires that it has not seen.
 pub const START_WITHIN: TimeDelta = TimeDelta::hours(1);
 
 /// A longer time without a look at the clock is a gap: the machine slept, or its clock was set. Of the fires in a gap
@@ -39,7 +39,9 @@ impl Planned {
 
     /// The last instant at which its fire of this instant may start, whatever delays it.
     pub fn last_start(&self, at: Timestamp) -> Timestamp {
-        at.checked_add_signed(self.delay()).unwrap_or(at) + START_WITHIN
+        let within = TimeDelta::from_std(self.job.start_within).unwrap_or(TimeDelta::MAX);
+        let starts = at.checked_add_signed(self.delay()).unwrap_or(at);
+        starts.checked_add_signed(within).unwrap_or(Timestamp::MAX_UTC)
     }
 
     fn next_after(&self, after: Timestamp) -> Option<Next> {

@@ -238,7 +238,9 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
     let mut compare = undecided(fire);
     match overlap {
         // The whole lane, and this fire's lock with it.
-        Overlap::Skip => compare.push(Compare::absent(lane.clone())),
+        Overlap::Skip | Overlap::Queue | Overlap::Replace => {
+            compare.push(Compare::absent(lane.clone()));
+        }
         Overlap::Allow => compare.push(Compare::absent(lock_key.as_str())),
     }
     if let Some(was) = was {
@@ -276,7 +278,7 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
 /// The locks that keep a fire from being claimed.
 fn lane_range(fire: &Fire, overlap: Overlap) -> KeyRange {
     match overlap {
-        Overlap::Skip => keys::locks_of(&fire.job),
+        Overlap::Skip | Overlap::Queue | Overlap::Replace => keys::locks_of(&fire.job),
         Overlap::Allow => KeyRange::key(keys::lock(fire)),
     }
 }
