@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::node::is_key_segment;
+use crate::node::{Selector, is_key_segment};
 use crate::schedule::Schedule;
 
 /// A job's name, safe as one segment of a store key: 1 to 64 of `a-z`, `0-9`, `.`, `_`, `-`, beginning with a
@@ -104,6 +104,13 @@ pub struct Job {
     pub hold: Duration,
     pub overlap: Overlap,
     pub promise: Promise,
+    /// The nodes that may run it; else any.
+    pub nodes: Option<Selector>,
+    pub run_on: RunOn,
+    pub catch_up: CatchUp,
+    /// How long after its instant a fire may start, whatever delays it.
+    pub start_within: Duration,
+    pub retry: Option<Retry>,
     /// The exit codes that count as success.
     pub success_exit: BTreeSet<u8>,
     pub keep: Keep,
@@ -135,6 +142,10 @@ pub enum Overlap {
     Skip,
     /// It runs beside the other.
     Allow,
+    /// It waits for the other to end; only the newest does.
+    Queue,
+    /// The other is stopped, and then it runs.
+    Replace,
 }
 
 /// What becomes of a fire whose node is lost while it runs it.
@@ -144,6 +155,67 @@ pub enum Promise {
     AtLeastOnce,
     /// It is recorded as lost.
     AtMostOnce,
+}
+
+/// Where a job's fires run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RunOn {
+    /// On one of the nodes that may run it.
+    #[default]
+    OneNode,
+    /// On each of them.
+    EveryNode,
+}
+
+/// Which of the fires run that nobody started at their instant.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CatchUp {
+    /// The newest.
+    #[default]
+    Latest,
+    /// All that may still start, in their order.
+    All,
+    None,
+}
+
+/// How an attempt that failed is followed by another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retry {
+    /// In all, the first among them.
+    pub attempts: u32,
+    /// Between the first two attempts.
+    pub delay: Duration,
+    /// How many times as long each further delay is.
+    pub factor: Thousandths,
+    /// No delay is longer, but for its jitter.
+    pub max_delay: Duration,
+    /// By what share of it a delay is longer or shorter, at most.
+    pub jitter: Thousandths,
+    /// After which failures; else after any.
+    pub on: Option<RetryOn>,
+}
+
+/// The failures after which there is another attempt.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RetryOn {
+    pub exit_codes: BTreeSet<u8>,
+    pub timeout: bool,
+}
+
+/// A number of three decimals, as its thousandth parts: such numbers can be compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Thousandths(pub u32);
+
+impl Thousandths {
+    pub fn value(self) -> f64 {
+        f64::from(self.0) / 1000.0
+    }
+}
+
+impl fmt::Display for Thousandths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.value())
+    }
 }
 
 /// How much is kept of what a job did; whichever limit comes first.
@@ -314,6 +386,13 @@ pub const DEFAULT_SHELL: &str = "/bin/sh";
 pub const DEFAULT_KILL_AFTER: Duration = Duration::from_secs(10);
 /// The hold of a job that does not set one.
 pub const DEFAULT_HOLD: Duration = Duration::from_secs(60);
+/// How long after its instant a fire may start, unless its job says otherwise.
+pub const DEFAULT_START_WITHIN: Duration = Duration::from_secs(60 * 60);
+/// What a `retry` that says only how many attempts there are says of the rest.
+pub const DEFAULT_RETRY_DELAY: Duration = Duration::from_secs(30);
+pub const DEFAULT_RETRY_FACTOR: Thousandths = Thousandths(2000);
+pub const DEFAULT_RETRY_MAX_DELAY: Duration = Duration::from_secs(10 * 60);
+pub const DEFAULT_RETRY_JITTER: Thousandths = Thousandths(200);
 /// A shorter hold would stop commands for a single renewal that was late.
 pub const LEAST_HOLD: Duration = Duration::from_secs(6);
 

@@ -11,6 +11,7 @@ mod fields;
 mod found;
 mod names;
 mod plan;
+mod policies;
 mod remark;
 mod terms;
 mod value;

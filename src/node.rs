@@ -2,11 +2,15 @@
 //!
 //! Plain values; nothing here looks at the machine.
 
+mod selector;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use ulid::Ulid;
+
+pub use selector::{BadSelector, Selector};
 
 /// A node's name, safe as one segment of a store key: 1 to 253 of `a-z`, `0-9`, `.`, `_`, `-`, beginning
 /// with a letter or digit. Host names in lower case are node names.
@@ -81,22 +85,25 @@ impl FromStr for NodeStart {
 /// A node's labels, `role=db`; every node has `node=NAME`, which is not in here.
 pub type Labels = BTreeMap<String, String>;
 
+/// The label that is the node's name.
+const OWN_NAME: &str = "node";
+
+fn is_label_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '/')
+}
+
 /// One label as the command line takes it, `key=value`.
 ///
 /// Errors: what a label may be, when it is none. The key `node` is the node's own name and cannot be set.
 pub fn parse_label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or_else(|| format!("a label is key=value, not {text:?}"))?;
-    let word = |part: &str| {
-        !part.is_empty()
-            && part.len() <= 63
-            && part.bytes().all(|c| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-' | b'/'))
-    };
+    let word = |part: &str| !part.is_empty() && part.len() <= 63 && part.chars().all(is_label_char);
     if !word(key) || !(value.is_empty() || word(value)) {
         return Err(format!(
             "in a label, key and value have 1 to 63 of letters, digits, '.', '_', '-', '/', not {text:?}"
         ));
     }
-    if key == "node" {
+    if key == OWN_NAME {
         return Err("the label \"node\" is the node's own name; set it with --node".to_owned());
     }
     Ok((key.to_owned(), value.to_owned()))

@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn a_definition_replaces_the_one_before_it_and_a_removed_job_is_never_due() {
         let mut planner = planner("2026-11-30T12:00:00Z", &[("tick", "schedule = '@every 1s'")]);
-        let mut put = |planner: &mut Planner, fields: &str| planner.put(job("tick", fields), at(MIDNIGHT));
+        let put = |planner: &mut Planner, fields: &str| planner.put(job("tick", fields), at(MIDNIGHT));
         put(&mut planner, "schedule = '@every 10s'");
         assert_eq!(now(planner.due(at("2026-11-30T12:00:04Z"))), [""; 0]);
         put(&mut planner, "schedule = '@every 1s'\nenabled = false");

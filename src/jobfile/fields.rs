@@ -7,18 +7,16 @@ use toml::de::{DeTable, DeValue};
 
 use super::found::{At, Found, Spot};
 use super::names::{meant, name_hint, nearest};
+use super::policies;
 use super::remark::quoted;
 use super::terms;
 use super::value::{Field, LONGEST_ARGUMENT};
 use super::when::{self, When};
-use crate::job::{
-    Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, LEAST_HOLD, Overlap,
-    Promise,
-};
+use crate::job::{Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, LEAST_HOLD};
 use crate::schedule::{Schedule, Zone};
 
 /// The fields of a job, in the order people read them.
-pub(super) const FIELDS: [&str; 35] = [
+pub(super) const FIELDS: [&str; 40] = [
     "description",
     "owner",
     "schedule",
@@ -38,6 +36,11 @@ pub(super) const FIELDS: [&str; 35] = [
     "hold",
     "overlap",
     "promise",
+    "nodes",
+    "run_on",
+    "catch_up",
+    "start_within",
+    "retry",
     "success_exit",
     "keep",
     "user",
@@ -56,10 +59,9 @@ pub(super) const FIELDS: [&str; 35] = [
     "was",
 ];
 
-/// Fields that later versions will know. They are refused and not passed over, because a job that runs as the
-/// wrong user or on every node is worse than one that does not run.
-const LATER: [&str; 9] =
-    ["after", "catch_up", "mutex", "nodes", "notify", "priority", "retry", "run_on", "start_within"];
+/// Fields that later versions will know. They are refused and not passed over, because a job that runs beside what
+/// it must not is worse than one that does not run.
+const LATER: [&str; 4] = ["after", "mutex", "notify", "priority"];
 
 /// Fields that make sense for one job only.
 const NOT_IN_DEFAULTS: [&str; 4] = ["schedule", "command", "after", "was"];
@@ -95,8 +97,7 @@ pub(super) struct Written {
     kill_after: Option<At<Duration>>,
     hold: Option<At<Duration>>,
     splay: Option<At<Duration>>,
-    overlap: Option<Overlap>,
-    promise: Option<Promise>,
+    policies: policies::Written,
     success_exit: Option<At<BTreeSet<u8>>>,
     records: Option<At<u64>>,
     days: Option<At<u64>>,
@@ -156,12 +157,10 @@ impl Written {
             "kill_after" => self.kill_after = field.duration(found),
             "hold" => self.hold = hold(field, found),
             "splay" => self.splay = field.duration(found),
-            "overlap" => self.overlap = overlap(field, found),
-            "promise" => self.promise = promise(field, found),
             "success_exit" => self.success_exit = field.exit_codes(found),
             "keep" => self.read_keep(field, found),
             "was" => self.was = former_name(field, found),
-            name if self.terms.read(name, field, found) => {}
+            name if self.policies.read(name, field, found) || self.terms.read(name, field, found) => {}
             name if LATER.contains(&name) => refuse_as_not_yet(key, name, found),
             name => refuse_as_unknown(key, name, field, header, found),
         }
@@ -183,7 +182,7 @@ impl Written {
         }
     }
 
-    /// What the job says, and where it is silent what the defaults say. `env` and `keep` are merged key by key.
+    /// What the job says, and where it is silent what the defaults say. `env`, `keep` and the like are merged key by key.
     fn or(self, defaults: &Written) -> Written {
         let defaults = defaults.clone();
         let mut env = defaults.env;
@@ -206,8 +205,7 @@ impl Written {
             kill_after: self.kill_after.or(defaults.kill_after),
             hold: self.hold.or(defaults.hold),
             splay: self.splay.or(defaults.splay),
-            overlap: self.overlap.or(defaults.overlap),
-            promise: self.promise.or(defaults.promise),
+            policies: self.policies.or(defaults.policies),
             success_exit: self.success_exit.or(defaults.success_exit),
             records: self.records.or(defaults.records),
             days: self.days.or(defaults.days),
@@ -227,6 +225,7 @@ impl Written {
     ) -> Option<Checked> {
         let written = self.or(defaults);
         let schedule = written.schedule_of(name, found);
+        let policies = written.policies.check(found);
         let spot = |at: &Option<At<Duration>>| at.as_ref().map(|at| at.spot.clone());
         let (hold_spot, kill_after_spot) = (spot(&written.hold), spot(&written.kill_after));
         let default_keep = Keep::default();
@@ -247,8 +246,13 @@ impl Written {
             kill_after: value(written.kill_after).unwrap_or(DEFAULT_KILL_AFTER),
             hold: value(written.hold).unwrap_or(DEFAULT_HOLD),
             splay: value(written.splay).unwrap_or_default(),
-            overlap: written.overlap.unwrap_or(Overlap::Skip),
-            promise: written.promise.unwrap_or(Promise::AtLeastOnce),
+            overlap: policies.overlap,
+            promise: policies.promise,
+            nodes: policies.nodes,
+            run_on: policies.run_on,
+            catch_up: policies.catch_up,
+            start_within: policies.start_within,
+            retry: policies.retry,
             success_exit: value(written.success_exit).unwrap_or(BTreeSet::from([0])),
             keep: Keep {
                 records: small(written.records, default_keep.records),
@@ -426,38 +430,6 @@ fn command(field: &Field<'_>, found: &mut Found) -> Option<Command> {
         return None;
     }
     Some(command)
-}
-
-fn promise(field: &Field<'_>, found: &mut Found) -> Option<Promise> {
-    let text = field.text(found)?;
-    match text.value.as_str() {
-        "at-least-once" => return Some(Promise::AtLeastOnce),
-        "at-most-once" => return Some(Promise::AtMostOnce),
-        other => {
-            let message =
-                format!("promise must be \"at-least-once\" or \"at-most-once\", not {}", quoted(other));
-            let known = ["at-least-once", "at-most-once"].into_iter();
-            found.mistake(&field.spot, message, nearest(other, known).as_deref());
-        }
-    }
-    None
-}
-
-fn overlap(field: &Field<'_>, found: &mut Found) -> Option<Overlap> {
-    let text = field.text(found)?;
-    match text.value.as_str() {
-        "skip" => return Some(Overlap::Skip),
-        "allow" => return Some(Overlap::Allow),
-        later @ ("queue" | "replace") => {
-            let message = format!("overlap = \"{later}\" is not supported yet");
-            found.mistake(&field.spot, message, "this version has \"skip\" and \"allow\"");
-        }
-        other => {
-            let message = format!("overlap must be \"skip\" or \"allow\", not {}", quoted(other));
-            found.mistake(&field.spot, message, nearest(other, ["skip", "allow"].into_iter()).as_deref());
-        }
-    }
-    None
 }
 
 fn former_name(field: &Field<'_>, found: &mut Found) -> Option<At<JobName>> {

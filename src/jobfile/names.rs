@@ -3,7 +3,7 @@
 use crate::job::JobName;
 
 /// What people write who come from elsewhere.
-const OTHER_WORDS: [(&str, &str); 14] = [
+const OTHER_WORDS: [(&str, &str); 17] = [
     ("cmd", "command"),
     ("exec", "command"),
     ("run", "command"),
@@ -18,6 +18,9 @@ const OTHER_WORDS: [(&str, &str); 14] = [
     ("environment", "env"),
     ("concurrency", "overlap"),
     ("disabled", "enabled"),
+    ("selector", "nodes"),
+    ("retries", "retry"),
+    ("deadline", "start_within"),
 ];
 
 /// A hint that names the known word that was probably meant.

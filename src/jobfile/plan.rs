@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::policies;
 use super::remark::printable;
 use super::terms;
 use super::value::show_size;
 use super::when;
-use crate::job::{Command, Job, JobName, Overlap, Promise};
+use crate::job::{Command, Job, JobName};
 
 /// The difference between the jobs of a source in the store and in the files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -81,8 +82,7 @@ pub fn fields(job: &Job) -> Vec<(&'static str, String)> {
     fields.extend(job.timeout.map(|timeout| ("timeout", duration(timeout))));
     fields.push(("kill_after", duration(job.kill_after)));
     fields.push(("hold", duration(job.hold)));
-    fields.push(("overlap", text(overlap(job.overlap))));
-    fields.push(("promise", text(promise(job.promise))));
+    fields.extend(policies::fields(job));
     let codes: Vec<_> = job.success_exit.iter().map(u8::to_string).collect();
     fields.push(("success_exit", format!("[{}]", codes.join(", "))));
     let keep = job.keep;
@@ -100,20 +100,6 @@ fn command(command: &Command) -> String {
     match command {
         Command::Shell(text) => format!("{text:?}"),
         Command::Argv(argv) => format!("{argv:?}"),
-    }
-}
-
-fn overlap(overlap: Overlap) -> &'static str {
-    match overlap {
-        Overlap::Skip => "skip",
-        Overlap::Allow => "allow",
-    }
-}
-
-fn promise(promise: Promise) -> &'static str {
-    match promise {
-        Promise::AtLeastOnce => "at-least-once",
-        Promise::AtMostOnce => "at-most-once",
     }
 }
 
@@ -261,6 +247,11 @@ mod tests {
             "hold = '2m'",
             "overlap = 'allow'",
             "promise = 'at-most-once'",
+            "nodes = 'role=db'",
+            "run_on = 'every-node'",
+            "catch_up = 'all'",
+            "start_within = '2h'",
+            "retry = { attempts = 3 }",
             "success_exit = [1]",
             "keep = { output = 5 }",
             "user = 'www'",
@@ -292,7 +283,9 @@ mod tests {
              user = 'www'\ngroup = 'adm'\numask = '7'\nnice = -5\nionice = 'realtime:1'\nstdin = 'a\\nb'\n\
              limits = {{ nofile = 99, memory = '1 GB', cpu = '90s', core = 'unlimited' }}\n\
              no_new_privs = true\nkill_leftovers = true\ntimestamps = true\nredact = ['A', 'B']\n\
-             env_file = '/etc/x'\nenv_from = 'credentials:x'\n"
+             env_file = '/etc/x'\nenv_from = 'credentials:x'\nnodes = 'a in (b,c),!d'\nrun_on = 'every-node'\n\
+             catch_up = 'none'\nstart_within = '90m'\noverlap = 'queue'\n\
+             retry = {{ attempts = 3, delay = '1s', factor = 1.5, jitter = 0, on = [75, 'timeout'] }}\n"
         ))[0];
         let lines: Vec<_> =
             fields(job).into_iter().map(|(name, text)| format!("{name} = {text}\n")).collect();

@@ -8,6 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::found::{At, Found, Spot};
 use super::remark::quoted;
+use crate::job::Thousandths;
 
 /// A value under its key, `timeout = "2h"`.
 pub(super) struct Field<'v> {
@@ -34,7 +35,7 @@ impl<'v> Field<'v> {
         At { value, spot: self.spot.clone() }
     }
 
-    fn wrong_type<T>(&self, expected: &str, found: &mut Found, hint: Option<&str>) -> Option<T> {
+    pub(super) fn wrong_type<T>(&self, expected: &str, found: &mut Found, hint: Option<&str>) -> Option<T> {
         let message = format!("{} must be {expected}, not {}", self.name, kind(self.value));
         found.mistake(&self.spot, message, hint);
         None
@@ -109,7 +110,7 @@ impl<'v> Field<'v> {
     }
 
     /// The value itself, or the items of a list that is not empty.
-    fn items(&self, expected: &str, found: &mut Found) -> Option<Vec<Field<'v>>> {
+    pub(super) fn items(&self, expected: &str, found: &mut Found) -> Option<Vec<Field<'v>>> {
         match self.value {
             DeValue::Array(items) if items.is_empty() => {
                 found.mistake(&self.spot, format!("{} is an empty list", self.name), None);
@@ -170,6 +171,32 @@ impl<'v> Field<'v> {
                 None
             }
         }
+    }
+
+    /// A number within `least..=most`, of at most three decimals.
+    pub(super) fn decimal(
+        &self,
+        least: Thousandths,
+        most: Thousandths,
+        found: &mut Found,
+    ) -> Option<Thousandths> {
+        let digits = match self.value {
+            DeValue::Integer(digits) if digits.radix() == 10 => digits.as_str(),
+            DeValue::Float(digits) => digits.as_str(),
+            _ => return self.wrong_type("a number", found, None),
+        };
+        // What is too large for it is none of the numbers that are looked for.
+        let parts = digits.parse().unwrap_or(f64::NAN) * 1000.0;
+        if !(f64::from(least.0)..=f64::from(most.0)).contains(&parts) {
+            let message = format!("{} must be {least} to {most}, not {}", self.name, kind(self.value));
+            found.mistake(&self.spot, message, None);
+            return None;
+        }
+        if (parts - parts.round()).abs() > 1e-6 {
+            found.mistake(&self.spot, format!("{} has more than three decimals", self.name), None);
+            return None;
+        }
+        Some(Thousandths(parts.round() as u32))
     }
 
     /// The exit codes that count as success.

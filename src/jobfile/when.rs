@@ -56,7 +56,7 @@ const BEGINNING: Timestamp = match Timestamp::from_timestamp(-62_135_596_800, 0)
 /// No schedule, zone or date needs more. What is longer is a slip, and would be looked at and said at length.
 const LONGEST: usize = 1000;
 
-fn is_short(text: &At<String>, found: &mut Found) -> bool {
+pub(super) fn is_short(text: &At<String>, found: &mut Found) -> bool {
     let length = text.value.len();
     if length > LONGEST {
         let message = format!("{} has {length} bytes, more than {LONGEST}", quoted(&text.value));
@@ -135,7 +135,7 @@ fn calendar(when: &When<'_>, found: &mut Found) -> Option<Calendar> {
 
 /// The spot of a part of a text. In a text with escapes or over several lines letters of the file and of the
 /// text are not the same, so there it is the text as a whole.
-fn inside(text: &At<String>, part: std::ops::Range<usize>, found: &Found) -> Spot {
+pub(super) fn inside(text: &At<String>, part: std::ops::Range<usize>, found: &Found) -> Spot {
     let written = found.written(&text.spot);
     match written.get(1..written.len().saturating_sub(1)) {
         Some(inner) if inner == text.value => {

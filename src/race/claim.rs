@@ -249,7 +249,9 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
     let mut compare = is_undecided(fire);
     match overlap {
         // The whole lane, and this fire's lock with it.
-        Overlap::Skip => compare.push(Compare::absent(lane.clone())),
+        Overlap::Skip | Overlap::Queue | Overlap::Replace => {
+            compare.push(Compare::absent(lane.clone()));
+        }
         Overlap::Allow => compare.push(Compare::absent(lock_key.as_str())),
     }
     compare.extend(others.iter().map(Compare::absent));
@@ -285,7 +287,7 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
 /// The locks that keep a fire from being claimed.
 fn lane_range(fire: &Fire, overlap: Overlap) -> KeyRange {
     match overlap {
-        Overlap::Skip => match fire.lane {
+        Overlap::Skip | Overlap::Queue | Overlap::Replace => match fire.lane {
             Lane::OneNode => keys::locks_of(&fire.job),
             Lane::Node(_) => keys::locks_in(&fire.job, &fire.lane),
         },
@@ -298,8 +300,8 @@ fn lane_range(fire: &Fire, overlap: Overlap) -> KeyRange {
 fn other_ranges(candidate: &Candidate) -> Vec<KeyRange> {
     let Candidate { fire, overlap, was, .. } = candidate;
     let one_node = match (&fire.lane, overlap) {
-        (Lane::Node(_), Overlap::Skip) => Some(keys::locks_in(&fire.job, &Lane::OneNode)),
-        (Lane::Node(_), Overlap::Allow) | (Lane::OneNode, _) => None,
+        (Lane::OneNode, _) | (_, Overlap::Allow) => None,
+        (Lane::Node(_), _) => Some(keys::locks_in(&fire.job, &Lane::OneNode)),
     };
     was.as_ref().map(keys::locks_of).into_iter().chain(one_node).collect()
 }

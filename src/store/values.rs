@@ -14,7 +14,8 @@ use sha2::{Digest, Sha256};
 use super::Revision;
 use crate::fire::Fire;
 use crate::job::{
-    CREDENTIALS, Command, DEFAULT_HOLD, Job, JobName, Keep, Limit, Overlap, Promise, SourceName, Terms,
+    CREDENTIALS, CatchUp, Command, DEFAULT_HOLD, DEFAULT_START_WITHIN, Job, JobName, Keep, Limit, Overlap,
+    Promise, Retry, RetryOn, RunOn, SourceName, Terms, Thousandths,
 };
 use crate::node::{Labels, NodeName, NodeStart, as_text};
 use crate::record::{Outcome, Past, Record, RunFacts, Span, Usage, Writer};
@@ -152,6 +153,18 @@ struct JobForm {
     /// Absent: the default, as in every definition before there was another.
     #[serde(default, skip_serializing_if = "is_default")]
     promise: PromiseForm,
+    /// A selector.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    nodes: Option<String>,
+    #[serde(default, skip_serializing_if = "is_default")]
+    run_on: RunOnForm,
+    #[serde(default, skip_serializing_if = "is_default")]
+    catch_up: CatchUpForm,
+    /// Absent: the default, as in every definition before there was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start_within: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retry: Option<RetryForm>,
     success_exit: BTreeSet<u8>,
     keep: KeepForm,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -197,6 +210,71 @@ enum CommandForm {
 enum OverlapForm {
     Skip,
     Allow,
+    Queue,
+    Replace,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum RunOnForm {
+    #[default]
+    OneNode,
+    EveryNode,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum CatchUpForm {
+    #[default]
+    Latest,
+    All,
+    None,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RetryForm {
+    attempts: u32,
+    delay: u64,
+    /// In thousandths, as `jitter`.
+    factor: u32,
+    max_delay: u64,
+    jitter: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on: Option<RetryOnForm>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RetryOnForm {
+    exit_codes: BTreeSet<u8>,
+    timeout: bool,
+}
+
+impl From<&Retry> for RetryForm {
+    fn from(retry: &Retry) -> RetryForm {
+        let on = |on: &RetryOn| RetryOnForm { exit_codes: on.exit_codes.clone(), timeout: on.timeout };
+        RetryForm {
+            attempts: retry.attempts,
+            delay: millis(retry.delay),
+            factor: retry.factor.0,
+            max_delay: millis(retry.max_delay),
+            jitter: retry.jitter.0,
+            on: retry.on.as_ref().map(on),
+        }
+    }
+}
+
+impl From<RetryForm> for Retry {
+    fn from(form: RetryForm) -> Retry {
+        let on = |on: RetryOnForm| RetryOn { exit_codes: on.exit_codes, timeout: on.timeout };
+        Retry {
+            attempts: form.attempts,
+            delay: Duration::from_millis(form.delay),
+            factor: Thousandths(form.factor),
+            max_delay: Duration::from_millis(form.max_delay),
+            jitter: Thousandths(form.jitter),
+            on: form.on.map(on),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -260,8 +338,22 @@ impl JobForm {
             overlap: match job.overlap {
                 Overlap::Skip => OverlapForm::Skip,
                 Overlap::Allow => OverlapForm::Allow,
+                Overlap::Queue => OverlapForm::Queue,
+                Overlap::Replace => OverlapForm::Replace,
             },
             promise: job.promise.into(),
+            nodes: job.nodes.as_ref().map(ToString::to_string),
+            run_on: match job.run_on {
+                RunOn::OneNode => RunOnForm::OneNode,
+                RunOn::EveryNode => RunOnForm::EveryNode,
+            },
+            catch_up: match job.catch_up {
+                CatchUp::Latest => CatchUpForm::Latest,
+                CatchUp::All => CatchUpForm::All,
+                CatchUp::None => CatchUpForm::None,
+            },
+            start_within: (job.start_within != DEFAULT_START_WITHIN).then(|| millis(job.start_within)),
+            retry: job.retry.as_ref().map(RetryForm::from),
             success_exit: job.success_exit.clone(),
             keep: KeepForm { records: job.keep.records, days: job.keep.days, output: job.keep.output },
             user: job.terms.user.clone(),
@@ -340,8 +432,25 @@ impl JobForm {
             overlap: match self.overlap {
                 OverlapForm::Skip => Overlap::Skip,
                 OverlapForm::Allow => Overlap::Allow,
+                OverlapForm::Queue => Overlap::Queue,
+                OverlapForm::Replace => Overlap::Replace,
             },
             promise: self.promise.into(),
+            nodes: self
+                .nodes
+                .map(|nodes| nodes.parse().map_err(|error| format!("nodes: {error}")))
+                .transpose()?,
+            run_on: match self.run_on {
+                RunOnForm::OneNode => RunOn::OneNode,
+                RunOnForm::EveryNode => RunOn::EveryNode,
+            },
+            catch_up: match self.catch_up {
+                CatchUpForm::Latest => CatchUp::Latest,
+                CatchUpForm::All => CatchUp::All,
+                CatchUpForm::None => CatchUp::None,
+            },
+            start_within: self.start_within.map_or(DEFAULT_START_WITHIN, Duration::from_millis),
+            retry: self.retry.map(Retry::from),
             success_exit: self.success_exit,
             keep: Keep { records: self.keep.records, days: self.keep.days, output: self.keep.output },
             terms,

@@ -46,7 +46,7 @@ fn check_json<T: DeserializeOwned + Serialize>(name: &str) {
 
 #[test]
 fn every_value_of_the_store_reads_back_as_it_was_written() {
-    for name in ["definition-1", "definition-1-least", "definition-1-terms"] {
+    for name in ["definition-1", "definition-1-least", "definition-1-terms", "definition-1-fleet"] {
         check(name, |text| Definition::decode("jobs/nightly-db-backup", text).unwrap(), Definition::encode);
     }
     for name in ["record-1", "record-1-unrun", "record-1-usage", "record-1-forgotten"] {

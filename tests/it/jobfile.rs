@@ -7,8 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fleetcron::files::{self, FilesFound, Signature};
-use fleetcron::job::{Command, IoNice, Job, Keep, Limit, Overlap, Promise, Terms};
+use fleetcron::job::{
+    CatchUp, Command, IoNice, Job, Keep, Limit, Overlap, Promise, Retry, RetryOn, RunOn, Terms, Thousandths,
+};
 use fleetcron::jobfile::{self, JobFile, Mistakes, SourceFile};
+use fleetcron::node::Selector;
 use fleetcron::schedule::{Calendar, CalendarText, Schedule, Zone};
 use proptest::prelude::*;
 
@@ -74,6 +77,8 @@ keep = { days = 7 }
 timeout = "1h"
 nice = 5
 limits = { nofile = 99 }
+nodes = "role=db"
+retry = { attempts = 2, delay = "1m", on = [75] }
 
 [jobs.nightly-db-backup]
 description = "Dump the shop database"
@@ -95,6 +100,11 @@ kill_after = "500ms"
 hold = "2m"
 overlap = "allow"
 promise = "at-most-once"
+nodes = "role in (db, standby), zone!=eu-west"
+run_on = "every-node"
+catch_up = "none"
+start_within = "3h"
+retry = { attempts = 5, factor = 1.5, max_delay = "1h", jitter = 0, on = [1, 75, "timeout"] }
 success_exit = [0, 24]
 keep = { records = 5, output = "1 MB" }
 user = "postgres"
@@ -149,6 +159,18 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         hold: Duration::from_secs(120),
         overlap: Overlap::Allow,
         promise: Promise::AtMostOnce,
+        nodes: Some("role in (standby, db), zone != eu-west".parse::<Selector>().unwrap()),
+        run_on: RunOn::EveryNode,
+        catch_up: CatchUp::None,
+        start_within: Duration::from_secs(3 * 3600),
+        retry: Some(Retry {
+            attempts: 5,
+            delay: Duration::from_secs(60),
+            factor: Thousandths(1500),
+            max_delay: Duration::from_secs(3600),
+            jitter: Thousandths(0),
+            on: Some(RetryOn { exit_codes: BTreeSet::from([1, 75]), timeout: true }),
+        }),
         success_exit: BTreeSet::from([0, 24]),
         keep: Keep { records: 5, days: 7, output: 1_000_000 },
         terms: Terms {
@@ -190,6 +212,18 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
         hold: Duration::from_secs(60),
         overlap: Overlap::Skip,
         promise: Promise::AtLeastOnce,
+        nodes: Some("role=db".parse().unwrap()),
+        run_on: RunOn::OneNode,
+        catch_up: CatchUp::Latest,
+        start_within: Duration::from_secs(3600),
+        retry: Some(Retry {
+            attempts: 2,
+            delay: Duration::from_secs(60),
+            factor: Thousandths(2000),
+            max_delay: Duration::from_secs(600),
+            jitter: Thousandths(200),
+            on: Some(RetryOn { exit_codes: BTreeSet::from([75]), timeout: false }),
+        }),
         success_exit: BTreeSet::from([0]),
         keep: Keep { records: 100, days: 7, output: 10 << 20 },
         terms: Terms { nice: Some(5), limits: [(Limit::Nofile, Some(99))].into(), ..Terms::default() },
@@ -197,7 +231,7 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
     };
     assert_eq!(parsed.jobs, [backup, plain]);
     assert_eq!((parsed.source.as_str(), parsed.source_named), ("shop", true));
-    assert_eq!(parsed.places[&"plain".parse().unwrap()].to_string(), "jobs.toml:50:7");
+    assert_eq!(parsed.places[&"plain".parse().unwrap()].to_string(), "jobs.toml:57:7");
     assert_eq!(parsed.warnings, []);
 }
 
@@ -333,6 +367,8 @@ fn a_text_of_megabytes_in_a_field_is_not_said_again_whole() {
         "workdir",
         "timeout",
         "overlap",
+        "nodes",
+        "retry",
         "was",
         "start_at",
         "skip_dates",
