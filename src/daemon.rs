@@ -533,8 +533,9 @@ impl Daemon {
                     // Planned by another lane's time, it would begin where that one was.
                     self.planner.remove(&name);
                 }
-                let since = planned.since;
-                self.planner.put(planned, floor.unwrap_or(since));
+                // One that is ahead is of a clock that was wrong; its warden puts it right.
+                let decided = floor.unwrap_or(planned.since).min(self.began);
+                self.planner.put(planned, decided);
             }
         }
         self.choose_ward(&name);
@@ -658,6 +659,10 @@ impl Daemon {
             // A request is there to be asked for again.
             Way::UntilPauseIsGone if matches!(fire.id, FireId::Manual(_)) => return,
             Way::UntilPauseIsGone => return self.held_back.keep(fire),
+        }
+        if matches!(fire.id, FireId::Scheduled(_)) && self.held_back.was_paused(&fire) {
+            debug!(job = %fire.job, fire = %fire.id, "not raced for: it came due in a pause");
+            return;
         }
         if self.fleet.is_drained() {
             debug!(job = %fire.job, fire = %fire.id, "not raced for: this node is drained");

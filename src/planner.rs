@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use chrono::TimeDelta;
 
-pub use self::cover::{Cover, RIPE_AFTER, Sight, Stretch, cover};
+pub use self::cover::{Cover, MOST_STRETCHES, RIPE_AFTER, Sight, Stretch, cover};
 pub use self::dues::{Dues, Reign};
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{CatchUp, Job, JobName};

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::fail_point;
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::JobName;
-use crate::planner::{self, Dues, Planned, Reign, Sight, Stretch};
+use crate::planner::{self, Dues, MOST_STRETCHES, Planned, Reign, Sight, Stretch};
 use crate::race::Me;
 use crate::record::{Record, Span, Writer};
 use crate::schedule::Timestamp;
@@ -49,6 +49,8 @@ pub struct Seen {
     decided: BTreeMap<Timestamp, Timestamp>,
     /// Nothing is known of what lies behind.
     until: Timestamp,
+    /// There was more than one look takes in.
+    is_cut: bool,
     status: Option<Status>,
 }
 
@@ -94,7 +96,7 @@ pub async fn look(store: &Store, clock: &Clock, wards: &[Ward]) -> Result<Vec<Se
 
 /// What one lane's reads have brought, of which the first is at this position.
 fn seen(reply: &TxnReply, at: usize, now: Timestamp) -> Seen {
-    let (mut decided, mut until) = (BTreeMap::new(), now);
+    let (mut decided, mut until, mut is_cut) = (BTreeMap::new(), now, false);
     for entries in [reply.got(at + 1), reply.got(at + 2)] {
         let mut last = None;
         for entry in entries {
@@ -106,7 +108,7 @@ fn seen(reply: &TxnReply, at: usize, now: Timestamp) -> Seen {
             last = Some(first);
         }
         if let (true, Some(last)) = (entries.len() == FIRES_AT_ONCE, last) {
-            until = until.min(last);
+            (until, is_cut) = (until.min(last), true);
         }
     }
     let status = reply.got(at + 3).first();
@@ -114,6 +116,7 @@ fn seen(reply: &TxnReply, at: usize, now: Timestamp) -> Seen {
         floor: reply.got(at).first().and_then(read_floor),
         decided,
         until,
+        is_cut,
         status: status.and_then(|entry| values::decode(&entry.key, &entry.value).ok()),
     }
 }
@@ -164,7 +167,7 @@ pub async fn settle(
     });
     let floor_key = keys::floor(&ward.job, &ward.lane);
     let is_closed = ward.planned.is_none() && cover.open.is_none() && dues.next_after(cover.floor).is_none();
-    let more = seen.until < now || !cover.stretches.is_empty();
+    let more = seen.is_cut || cover.stretches.len() == MOST_STRETCHES;
     if cover.floor == floor && cover.stretches.is_empty() && !is_closed {
         return Ok(Settled::Upto { floor, open: cover.open, more: false });
     }
@@ -432,7 +435,7 @@ mod tests {
     async fn what_nobody_ran_while_nobody_was_up_is_one_span() {
         let desk = Desk::new(SECONDS, 60).await;
         let settled = desk.look_and_settle().await;
-        assert!(matches!(settled, Settled::Upto { open: Some(_), more: true, .. }), "{settled:?}");
+        assert!(matches!(settled, Settled::Upto { open: Some(_), more: false, .. }), "{settled:?}");
         let records = desk.records().await;
         assert_eq!(records[0], "59..20 missed no node was up");
         assert!(records[1].contains("skipped superseded by a later one"), "{records:?}");
@@ -541,7 +544,8 @@ mod tests {
         let desk = Desk::new(SECONDS, 60).await;
         let key = keys::floor(&"a".parse().unwrap(), &Lane::OneNode);
         desk.put(key.clone(), &FireId::scheduled(desk.ago(-100_000)).to_string()).await;
-        assert!(matches!(desk.look_and_settle().await, Settled::Upto { more: true, .. }));
+        let lowered = desk.look_and_settle().await;
+        assert!(matches!(lowered, Settled::Upto { more: true, .. }), "{lowered:?}");
         assert!(matches!(desk.floor().await, Some(-2..=0)));
         desk.store.txn(Txn::new().then([Op::delete(key)])).await.unwrap();
         desk.look_and_settle().await;

@@ -114,7 +114,7 @@ impl Daemon {
         let first = planned.and_then(|planned| planned.next_start(floor)).map(|starts| starts + RIPE_AFTER);
         let look_at = match first {
             // Of what the floor was at the start, nothing is due yet.
-            Some(first) if first > now && self.floors.contains_key(&(name.clone(), lane.clone())) => first,
+            Some(first) if first > now && floor < now => first,
             _ => now,
         };
         self.wards.put(name, lane, floor, look_at);

@@ -60,7 +60,7 @@ pub struct Cover {
 }
 
 /// The most stretches of one transaction: each needs three of the 128 operations that there may be.
-const MOST_STRETCHES: usize = 30;
+pub const MOST_STRETCHES: usize = 30;
 
 /// How far a lane is decided, or can be.
 pub fn cover(sight: &Sight) -> Cover {

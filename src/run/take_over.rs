@@ -28,10 +28,9 @@ pub async fn take_over(
     let held = lock.state == LockState::Held;
     let again = job.filter(|_| may_run_again(lock, held, place.clock.now()));
     if let Some(job) = again {
+        let hold = super::hold_of(job, &fire.lane);
         fail_point!("over.begin");
-        let taken =
-            race::take_over(&place.store, standing, &place.clock, &orphan, super::hold_of(job, &fire.lane))
-                .await?;
+        let taken = race::take_over(&place.store, standing, &place.clock, &orphan, hold).await?;
         match taken {
             Taken::Over(claim) => {
                 info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,

@@ -4,7 +4,9 @@
 
 use std::collections::VecDeque;
 
+use fleetcron::fire::Lane;
 use fleetcron::record::{RunFacts, Writer};
+use fleetcron::store::values::Facts;
 
 use rusqlite::Connection;
 use tokio::task::JoinSet;
@@ -25,6 +27,16 @@ struct Drive {
 enum Before {
     /// A job that fires every second.
     Scheduled,
+    /// The same, and another node is registered that does nothing.
+    BesideASilentOne,
+    /// The same, and its floor was taken out of the store.
+    WithoutFloor,
+    /// The same, and a clock that was wrong has moved its floor far ahead.
+    WithFloorAhead,
+    /// The same, and then it was defined anew.
+    DefinedAnew,
+    /// The same on every node.
+    OnEveryNode,
     /// A request for a run of a job that takes two seconds.
     Asked,
     /// The same, and the daemon that claimed it died at this point.
@@ -41,6 +53,13 @@ enum Before {
     LostOther,
     /// The same, and then the job was removed.
     LostOtherAndRemoved,
+}
+
+impl Before {
+    fn is_scheduled(self) -> bool {
+        let scheduled = [Scheduled, BesideASilentOne, WithoutFloor, WithFloorAhead, DefinedAnew, OnEveryNode];
+        scheduled.contains(&self)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +112,7 @@ const DRIVES: &[Drive] = &[
         &["claim.send", "claim.pause"],
         &[AwaitWait, PauseJob, Freeze, GoOn, AwaitWait, Thaw, GoOn],
     ),
+    drive("claim.look", BesideASilentOne, &[], &[]),
     drive("unrun.status", Asked, &[], &[AwaitStart, Ask]),
     drive("unrun.send", Asked, &[], &[AwaitStart, Ask]),
     drive("unrun.pause", Asked, &["unrun.send"], &[AwaitStart, Ask, AwaitWait, LockFile, GoOn]),
@@ -124,7 +144,6 @@ const DRIVES: &[Drive] = &[
     drive("finish.pause", Asked, &["finish.send"], &[AwaitWait, LockFile, GoOn]),
     drive("finish.late", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
     drive("orphans.list", Scheduled, &[], &[]),
-    drive("orphans.drained", Scheduled, &[], &[]),
     drive("orphan.look", LostOther, &[], &[]),
     drive("over.begin", LostOther, &[], &[]),
     drive("over.registration", LostOther, &[], &[]),
@@ -136,6 +155,14 @@ const DRIVES: &[Drive] = &[
     drive("lost.status", LostOtherAndRemoved, &[], &[]),
     drive("lost.send", LostOtherAndRemoved, &[], &[]),
     drive("lost.fence", LostOtherAndRemoved, &["lost.send"], &[AwaitWait, LoseLease, GoOn]),
+    drive("warden.look", Scheduled, &[], &[]),
+    drive("warden.definitions", Scheduled, &[], &[]),
+    drive("warden.settle", Scheduled, &[], &[]),
+    drive("warden.floor", WithoutFloor, &[], &[]),
+    drive("warden.lower", WithFloorAhead, &[], &[]),
+    drive("warden.former", DefinedAnew, &[], &[]),
+    drive("warden.lane", OnEveryNode, &[], &[]),
+    drive("warden.lane.pause", OnEveryNode, &["warden.lane"], &[AwaitWait, LockFile, GoOn]),
     drive("late.look", KilledAndEnded, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
     drive("orphan.end", KilledInRun, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
     drive("orphan.late", KilledAndEnded, &["register.read"], &[AwaitWait, CloseByOther, GoOn]),
@@ -379,15 +406,28 @@ struct World {
 impl World {
     async fn set_up(&mut self, before: Before) {
         let fleet = &self.fleet;
-        if before == Scheduled {
+        if before.is_scheduled() {
             let command = quoted(&fleet.marking("true"));
-            fleet.sync(&format!("[jobs.quick]\nschedule = '@every 1s'\ncommand = {command}\n")).await;
+            let quick = format!("[jobs.quick]\nschedule = '@every 1s'\ncommand = {command}\n");
+            fleet.sync(&quick).await;
+            let floor = keys::floor(&name("quick"), &Lane::OneNode);
+            let ahead = "20991231T000000Z";
+            let op = match before {
+                BesideASilentOne => Op::put("nodes/z", silent_node()),
+                WithoutFloor => Op::delete(floor.as_str()),
+                WithFloorAhead => Op::put(floor, ahead),
+                DefinedAnew => return fleet.sync(&quick.replace("1s", "2s")).await,
+                OnEveryNode => return fleet.sync(&format!("{quick}run_on = 'every-node'\n")).await,
+                _ => return,
+            };
+            fleet.store.txn(Txn::new().then([op])).await.unwrap();
             return;
         }
         fleet.sync(&self.jobs()).await;
         self.asked.push(fleet.ask("once").await);
         let died = match before {
-            Scheduled | Asked => return,
+            Scheduled | BesideASilentOne | WithoutFloor | WithFloorAhead | DefinedAnew | OnEveryNode
+            | Asked => return,
             DiedAt(point) | DiedAtAndRemoved(point) => {
                 let mut node = fleet.node("a").fail_at(point).start();
                 node.wait_for_death(fleet).await;
@@ -467,7 +507,7 @@ impl World {
         fleet.store.txn(Txn::new().then([unpause])).await.unwrap();
         let mut node = fleet.node("a").ready().await;
         match before {
-            Scheduled => {
+            _ if before.is_scheduled() => {
                 let there = fleet.records().await.len();
                 fleet.wait_for_records("quick", there + 2).await;
             }
@@ -493,6 +533,18 @@ impl World {
         }
         fleet.check_books(Gaps::Allowed).await
     }
+}
+
+/// What a node shows that is registered and never does anything.
+fn silent_node() -> Vec<u8> {
+    let facts = Facts {
+        node_start: Ulid::generate().to_string().parse().unwrap(),
+        labels: &BTreeMap::new(),
+        slots: 64,
+        files: BTreeMap::new(),
+        at: chrono::Utc::now(),
+    };
+    values::encode(&Presence::new(facts))
 }
 
 fn lock_file(fleet: &Fleet) -> Connection {
