@@ -66,6 +66,7 @@ impl Daemon {
             self.see_to(fire);
         }
         for (job, fires) in due.missed {
+            self.wards.look_soon(&job, now);
             self.catch_up(job, fires);
         }
         self.look_at_due();

@@ -68,6 +68,17 @@ impl Wards {
         }
     }
 
+    /// Something of this job was missed: it is looked at as soon as that can be settled.
+    pub fn look_soon(&mut self, job: &JobName, now: Timestamp) {
+        let at = now + RIPE_AFTER + TimeDelta::seconds(1);
+        let Some(known) = self.wards.get(job).filter(|known| known.look_at.is_some_and(|known| known > at))
+        else {
+            return;
+        };
+        let (lane, floor) = (known.lane.clone(), known.floor);
+        self.put(job, lane, floor, at);
+    }
+
     fn take_due(&mut self, now: Timestamp) -> Vec<(JobName, Lane, Timestamp)> {
         let mut taken = Vec::new();
         while taken.len() < LANES_AT_ONCE && self.due.first().is_some_and(|(at, _)| *at <= now) {
@@ -181,8 +192,12 @@ impl Daemon {
             let (floor, look_at) = match settled {
                 Ok(Settled::Upto { floor, more: true, .. }) => (floor, now),
                 Ok(Settled::Upto { floor, open: Some(open), .. }) => {
-                    let until = planned.map(|planned| planned.last_start(open) + TimeDelta::seconds(1));
                     let every = now + LOOK_AT_OPEN_EVERY;
+                    let until = planned.map(|planned| {
+                        let too_late = planned.last_start(open) + TimeDelta::seconds(1);
+                        let superseded = planned.next_start(open).map(|starts| starts + RIPE_AFTER);
+                        superseded.map_or(too_late, |superseded| superseded.min(too_late))
+                    });
                     (floor, until.map_or(every, |until| until.min(every)).max(now + LOOK_AGAIN))
                 }
                 Ok(Settled::Upto { floor, .. }) => {
