@@ -8,6 +8,7 @@ mod leave;
 mod orphans;
 mod publish;
 mod pursuit;
+mod retries;
 mod signals;
 pub mod state;
 pub mod sweep;
@@ -30,6 +31,7 @@ use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
+use self::retries::Retries;
 use self::signals::{Signal, Signals};
 use self::state::State;
 use self::waiting::Waiting;
@@ -180,6 +182,8 @@ struct Daemon {
     asked: BTreeMap<String, Fire>,
     /// Fires that wait for a slot.
     waiting: Waiting,
+    /// Fires that wait for the instant of their next attempt.
+    retries: Retries,
     /// Fires that were superseded while they waited, and have no record yet.
     unrun: VecDeque<(Fire, Unrun)>,
     /// Fires whose definition was not the present one when they were raced for.
@@ -272,7 +276,7 @@ impl Daemon {
             requests: store.follow(keys::requests()),
             nodes: store.follow(keys::nodes()),
             pauses: store.follow(keys::pauses()),
-            drain: store.follow(keys::drained(&options.node)),
+            drain: store.follow(keys::drains()),
             held_back: HeldBack::default(),
             ask_again: false,
             orphans: Orphans::new(),
@@ -287,6 +291,7 @@ impl Daemon {
             decided,
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
+            retries: Retries::default(),
             unrun: VecDeque::new(),
             outdated: Vec::new(),
             hands: HashMap::new(),
@@ -304,7 +309,8 @@ impl Daemon {
         daemon.clear_orphan_folders(&left);
         for found in left {
             if state.is_own(found.lock.node_start) {
-                daemon.take_back(found).await?;
+                let job = job_now(&daemon.place.store, &found.fire.job).await?;
+                daemon.take_back(found, job, Order::GoOn);
             }
             // Of a former owner of the name: an orphan like others.
         }
@@ -325,10 +331,14 @@ impl Daemon {
                 Wake::Drain(seen) => {
                     self.held_back.drain_seen(&self.options.node, seen);
                     self.go_on_where_free();
+                    self.use_free_slots();
                     // What this node left to others while it was drained, or they to it.
                     self.look_for_orphans();
                 }
-                Wake::FireDue => self.race_for_due(),
+                Wake::FireDue => {
+                    self.race_for_due();
+                    self.use_free_slots();
+                }
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
                 Wake::Orphans(told) => self.told_of_orphans(told),
@@ -380,7 +390,8 @@ impl Daemon {
     fn until_due(&self) -> Duration {
         let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(self.looked.elapsed());
         let end_of_pause = self.held_back.next_end(self.options.clock.now());
-        match self.planner.next_due().into_iter().chain(end_of_pause).min() {
+        let retry = self.next_retry();
+        match self.planner.next_due().into_iter().chain(end_of_pause).chain(retry).min() {
             Some(at) => self.options.clock.until(at).min(longest),
             None => longest,
         }
@@ -616,7 +627,7 @@ impl Daemon {
 
     /// Races for a fire, or has it wait for a slot.
     fn race_for(&mut self, fire: Fire) {
-        if self.hands.contains_key(&fire) {
+        if self.hands.contains_key(&fire) || self.retries.has(&fire) {
             return;
         }
         match self.held_back.way(&fire, self.options.clock.now()) {
@@ -651,6 +662,7 @@ impl Daemon {
                 promise: planned.job.promise,
                 last_start: planned.last_start(at),
                 hold: run::hold_of(&planned.job),
+                retry: planned.job.retry.clone(),
             },
         };
         let (job, kill_after) = (planned.job.clone(), planned.job.kill_after);
@@ -700,7 +712,7 @@ impl Daemon {
     /// Goes on with what waited for a slot.
     fn use_free_slots(&mut self) {
         while self.hands.len() < self.options.slots as usize {
-            if self.take_over_next() {
+            if self.take_over_next() || self.try_again_next() {
                 continue;
             } else if let Some(fire) = self.waiting.pop() {
                 self.race_for(fire);
@@ -717,21 +729,20 @@ impl Daemon {
         let (place, standing, of) = (self.place.clone(), self.standing.clone(), fire.clone());
         let (orders, _) = watch::channel(Order::GoOn);
         self.take_in_hand(fire, Duration::ZERO, orders, async move {
-            Step::after(pursuit::decide(&place, &standing, &of, &unrun).await)
+            let decided = pursuit::decide(&place, &standing, &of, &unrun).await;
+            decided.map_or_else(Step::Refused, |_| Step::Done)
         });
     }
 
-    /// Takes a lock of an earlier life back, in a task of its own.
-    async fn take_back(&mut self, found: Found) -> anyhow::Result<()> {
-        let job = job_now(&self.place.store, &found.fire.job).await?;
-        let (orders, hear) = watch::channel(Order::GoOn);
+    /// Takes a lock of this node back, in a task of its own.
+    fn take_back(&mut self, found: Found, job: Option<Arc<Job>>, order: Order) {
+        let (orders, hear) = watch::channel(order);
         let kill_after = job.as_ref().map_or(DEFAULT_KILL_AFTER, |job| job.kill_after);
         let (fire, place, mut standing) = (found.fire.clone(), self.place.clone(), self.standing.clone());
         self.take_in_hand(fire.clone(), kill_after, orders, async move {
             Step::after(run::take_back(&place, &mut standing, found, job.as_deref(), hear).await)
         });
         self.hold(&fire);
-        Ok(())
     }
 
     fn hear_of_wins(&mut self) {
@@ -764,6 +775,7 @@ impl Daemon {
         self.hands.remove(&fire);
         match step {
             Step::Done => {}
+            Step::Waits(found) => self.retries.push(*found),
             // Only a request waits on. It may be that the end of the pause was seen before this.
             Step::HeldBack => self.ask_again = true,
             Step::Refused(error) => {

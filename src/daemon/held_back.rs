@@ -123,10 +123,20 @@ impl HeldBack {
         (entry.key, Pause { revision: entry.mod_revision, until, tried })
     }
 
+    pub fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    /// Takes in what nodes are drained, of which only this one's own counts here.
     pub fn drain_seen(&mut self, node: &NodeName, seen: Seen) {
+        let own = keys::drained(node);
+        let is_own = |event: &Event| match event {
+            Event::Put(entry) => entry.key == own,
+            Event::Delete { key, .. } => *key == own,
+        };
         let last = match seen {
-            Seen::All { entries, .. } => entries.into_iter().next(),
-            Seen::Changes { events, .. } => match events.into_iter().next_back() {
+            Seen::All { entries, .. } => entries.into_iter().find(|entry| entry.key == own),
+            Seen::Changes { events, .. } => match events.into_iter().rfind(is_own) {
                 Some(Event::Put(entry)) => Some(entry),
                 Some(Event::Delete { .. }) => None,
                 None => return,

@@ -78,8 +78,8 @@ impl Daemon {
         let (me, own, tell) = (self.standing.me.clone(), self.state.clone(), self.orphans.tell.clone());
         self.chores.spawn(async move {
             let looked = async {
-                let found = race::orphans(&store, &living).await?;
-                Ok::<_, StoreError>((found, race::drained(&store).await?))
+                let drained = race::drained(&store).await?;
+                Ok::<_, StoreError>((race::orphans(&store, &living, &drained).await?, drained))
             };
             let found = match looked.await {
                 Ok((found, drained)) => {
