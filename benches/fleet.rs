@@ -337,7 +337,12 @@ async fn claims() {
                     definition: definitions[number],
                     overlap: Overlap::Allow,
                     was: None,
-                    policy: LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None },
+                    policy: LockPolicy {
+                        promise: Promise::AtLeastOnce,
+                        last_start: at,
+                        hold: None,
+                        retry: None,
+                    },
                 };
                 async move {
                     let raced =

@@ -10,6 +10,7 @@ mod leave;
 mod orphans;
 mod publish;
 mod pursuit;
+mod retries;
 mod signals;
 pub mod state;
 pub mod sweep;
@@ -35,6 +36,7 @@ use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
+use self::retries::Retries;
 use self::signals::{Signal, Signals};
 use self::state::State;
 use self::waiting::Waiting;
@@ -195,6 +197,8 @@ struct Daemon {
     asked: BTreeMap<String, (Fire, Timestamp)>,
     /// Fires that wait for a slot.
     waiting: Waiting,
+    /// Fires that wait for the instant of their next attempt.
+    retries: Retries,
     /// Fires that were superseded while they waited, and have no record yet.
     unrun: VecDeque<(Fire, Unrun)>,
     /// Fires whose definition was not the present one when they were raced for.
@@ -312,6 +316,7 @@ impl Daemon {
             news: mpsc::channel(WAITING_NEWS),
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
+            retries: Retries::default(),
             unrun: VecDeque::new(),
             outdated: Vec::new(),
             hands: HashMap::new(),
@@ -329,7 +334,8 @@ impl Daemon {
         daemon.clear_orphan_folders(&left);
         for found in left {
             if state.is_own(found.lock.node_start) {
-                daemon.take_back(found).await?;
+                let job = job_now(&daemon.place.store, &found.fire.job).await?;
+                daemon.take_back(found, job, Order::GoOn);
             }
             // Of a former owner of the name: an orphan like others.
         }
@@ -351,9 +357,13 @@ impl Daemon {
                     // Also what this node left to others while it was drained, or they to it.
                     if self.fleet.drains_seen(seen) {
                         self.fleet_changed();
+                        self.use_free_slots();
                     }
                 }
-                Wake::Time => self.look_at_time(),
+                Wake::Time => {
+                    self.look_at_time();
+                    self.use_free_slots();
+                }
                 Wake::News(news) => self.hear_news(news),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
@@ -410,7 +420,12 @@ impl Daemon {
         if !self.knows_jobs || !self.fleet.is_known() {
             return longest;
         }
-        let by_clock = [self.planner.next_due(), self.held_back.next_end(clock.now()), self.wards.next()];
+        let by_clock = [
+            self.planner.next_due(),
+            self.held_back.next_end(clock.now()),
+            self.wards.next(),
+            self.next_retry(),
+        ];
         let by_boot = self.looks.next().map(|at| at.saturating_sub(clock.since_boot()));
         let all = by_clock.into_iter().flatten().map(|at| clock.until(at)).chain(by_boot);
         all.fold(longest, Duration::min).max(SHORTEST_SLEEP)
@@ -647,7 +662,7 @@ impl Daemon {
 
     /// Races for a fire, or has it wait for a slot.
     fn race_for(&mut self, fire: Fire) {
-        if self.hands.contains_key(&fire) {
+        if self.hands.contains_key(&fire) || self.retries.has(&fire) {
             return;
         }
         match self.held_back.way(&fire, self.options.clock.now()) {
@@ -693,6 +708,7 @@ impl Daemon {
                 // A request may be for an instant that was missed long ago.
                 last_start: planned.last_start(asked_at.unwrap_or(at)),
                 hold: run::hold_of(&planned.job, &fire.lane),
+                retry: planned.job.retry.clone(),
             },
         };
         let (job, kill_after) = (planned.job.clone(), planned.job.kill_after);
@@ -750,7 +766,7 @@ impl Daemon {
     /// Goes on with what waited for a slot.
     fn use_free_slots(&mut self) {
         while self.hands.len() < self.options.slots as usize {
-            if self.take_over_next() {
+            if self.take_over_next() || self.try_again_next() {
                 continue;
             } else if let Some(fire) = self.waiting.pop() {
                 self.race_for(fire);
@@ -767,21 +783,20 @@ impl Daemon {
         let (place, standing, of) = (self.place.clone(), self.standing.clone(), fire.clone());
         let (orders, _) = watch::channel(Order::GoOn);
         self.take_in_hand(fire, Duration::ZERO, orders, async move {
-            Step::after(pursuit::decide(&place, &standing, &of, &unrun).await)
+            let decided = pursuit::decide(&place, &standing, &of, &unrun).await;
+            decided.map_or_else(Step::Refused, |_| Step::Done)
         });
     }
 
-    /// Takes a lock of an earlier life back, in a task of its own.
-    async fn take_back(&mut self, found: Found) -> anyhow::Result<()> {
-        let job = job_now(&self.place.store, &found.fire.job).await?;
-        let (orders, hear) = watch::channel(Order::GoOn);
+    /// Takes a lock of this node back, in a task of its own.
+    fn take_back(&mut self, found: Found, job: Option<Arc<Job>>, order: Order) {
+        let (orders, hear) = watch::channel(order);
         let kill_after = job.as_ref().map_or(DEFAULT_KILL_AFTER, |job| job.kill_after);
         let (fire, place, mut standing) = (found.fire.clone(), self.place.clone(), self.standing.clone());
         self.take_in_hand(fire.clone(), kill_after, orders, async move {
             Step::after(run::take_back(&place, &mut standing, found, job.as_deref(), hear).await)
         });
         self.hold(&fire);
-        Ok(())
     }
 
     fn hear_of_wins(&mut self) {
@@ -815,6 +830,7 @@ impl Daemon {
         self.go_on_catching_up(&fire.job);
         match step {
             Step::Done => {}
+            Step::Waits(found) => self.retries.push(*found),
             // Only a request waits on. It may be that the end of the pause was seen before this.
             Step::HeldBack => self.ask_again = true,
             Step::Refused(error) => {

@@ -195,6 +195,16 @@ pub struct Retry {
     pub on: Option<RetryOn>,
 }
 
+impl Retry {
+    /// How long to wait after so many failures. `random` is in `[0, 1)` and spreads those out that failed together.
+    pub fn delay_after(&self, failures: u32, random: f64) -> Duration {
+        let further = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX);
+        let grown = self.delay.as_secs_f64() * self.factor.value().powi(further);
+        let delay = grown.min(self.max_delay.as_secs_f64());
+        Duration::from_secs_f64(delay * (1.0 + self.jitter.value() * (2.0 * random - 1.0)))
+    }
+}
+
 /// The failures after which there is another attempt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RetryOn {
@@ -399,6 +409,26 @@ pub const LEAST_HOLD: Duration = Duration::from_secs(6);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn delays_grow_up_to_the_longest_and_are_spread_by_their_jitter() {
+        let retry = Retry {
+            attempts: 100,
+            delay: Duration::from_secs(30),
+            factor: DEFAULT_RETRY_FACTOR,
+            max_delay: DEFAULT_RETRY_MAX_DELAY,
+            jitter: DEFAULT_RETRY_JITTER,
+            on: None,
+        };
+        let after = |failures, random| retry.delay_after(failures, random).as_secs_f64();
+        let middle: Vec<_> = (1..=7).map(|failures| after(failures, 0.5)).collect();
+        assert_eq!(middle, [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]);
+        assert_eq!(after(100, 0.5), 600.0);
+        assert_eq!((after(1, 0.0), after(6, 0.0)), (24.0, 480.0));
+        assert!((after(6, 0.999) - 720.0).abs() < 1.0);
+        let steady = Retry { factor: Thousandths(1000), jitter: Thousandths(0), ..retry };
+        assert_eq!(steady.delay_after(9, 0.9), Duration::from_secs(30));
+    }
 
     #[test]
     fn an_ionice_is_a_class_with_a_level() {

@@ -93,9 +93,18 @@ enum End {
     },
 }
 
-/// Runs a claim to its record.
-///
-/// `None`: this daemon has parted from it, or somebody else has the fire now.
+/// What a fire that was in this node's hands came to.
+#[derive(Debug)]
+pub enum CameTo {
+    /// It has its record.
+    Over(Box<Written>),
+    /// Its lock waits for the instant of its next attempt, to be [taken back](take_back) then.
+    Waits(Box<race::Found>),
+    /// It goes on without this daemon, or is somebody else's.
+    Parted,
+}
+
+/// Runs a claim to its record, or until it waits for its next attempt.
 ///
 /// Errors: the result could not be written; it is kept in the run file for the next life of this node.
 pub async fn run(
@@ -104,18 +113,19 @@ pub async fn run(
     mut claim: Claim,
     job: &Job,
     mut orders: channel::Receiver<Order>,
-) -> Result<Option<Written>, StoreError> {
+) -> Result<CameTo, StoreError> {
     let _holding = standing.hold();
     loop {
         match attempt(place, standing, claim, job, &mut orders).await? {
-            Attempt::Over(written) => return Ok(Some(written)),
-            Attempt::Parted => return Ok(None),
+            Attempt::Over(written) => return Ok(CameTo::Over(Box::new(written))),
+            Attempt::Parted => return Ok(CameTo::Parted),
             Attempt::Again(found) => {
                 fail_point!("run.again");
                 match again::begin(place, standing, found, Some(job), &mut orders).await? {
                     Next::Claimed(next) => claim = next,
-                    Next::Over(written) => return Ok(Some(written)),
-                    Next::Left => return Ok(None),
+                    Next::Over(written) => return Ok(CameTo::Over(Box::new(written))),
+                    Next::Waits(found) => return Ok(CameTo::Waits(Box::new(found))),
+                    Next::Left => return Ok(CameTo::Parted),
                 }
             }
         }

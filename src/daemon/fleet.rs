@@ -30,7 +30,7 @@ pub(super) struct Peer {
 pub(super) struct Fleet {
     me: NodeName,
     pub living: BTreeMap<NodeName, Peer>,
-    drained: BTreeSet<NodeName>,
+    pub drained: BTreeSet<NodeName>,
     /// Nodes whose time zone data were said to differ from ours.
     strangers: BTreeSet<NodeName>,
     /// Of the nodes that a selector picks; none picks all.

@@ -69,9 +69,10 @@ impl Daemon {
             return;
         }
         let living = self.fleet.living.iter().map(|(name, peer)| (name.clone(), peer.start)).collect();
+        let drained = self.fleet.drained.clone();
         let (store, tell) = (self.place.store.clone(), self.orphans.tell.clone());
         self.chores.spawn(async move {
-            let found = race::orphans(&store, &living).await.unwrap_or_else(|error| {
+            let found = race::orphans(&store, &living, &drained).await.unwrap_or_else(|error| {
                 // The nodes are listed again when the store is back, and every few minutes.
                 warn!(%error, "the locks of lost nodes could not be looked for");
                 Vec::new()

@@ -8,9 +8,9 @@ use tracing::{debug, info};
 
 use crate::fire::Fire;
 use crate::job::Job;
-use crate::race::{self, Candidate, Raced, Standing, Unrun};
+use crate::race::{self, Candidate, Found, Raced, Standing, Unrun};
 use crate::record::Outcome;
-use crate::run::{self, Order, Place};
+use crate::run::{self, CameTo, Order, Place};
 use crate::store::{Revision, StoreError};
 
 /// All that it takes to pursue a fire.
@@ -34,14 +34,23 @@ pub(super) enum Step {
     Outdated { definition: Revision },
     /// Held back for now; a request waits on.
     HeldBack,
+    /// Its lock waits for the instant of its next attempt.
+    Waits(Box<Found>),
     /// The store refused, in a way that no other try cures.
     Refused(StoreError),
 }
 
 impl Step {
-    /// What a task came to that sees to a fire for as long as it takes.
-    pub fn after<T>(seen_to: Result<T, StoreError>) -> Step {
-        seen_to.map_or_else(Step::Refused, |_| Step::Done)
+    /// What a task came to that had a fire in hand.
+    pub fn after(seen_to: Result<CameTo, StoreError>) -> Step {
+        seen_to.map_or_else(Step::Refused, Step::of)
+    }
+
+    fn of(came_to: CameTo) -> Step {
+        match came_to {
+            CameTo::Waits(found) => Step::Waits(found),
+            CameTo::Over(_) | CameTo::Parted => Step::Done,
+        }
     }
 }
 
@@ -72,8 +81,7 @@ impl Pursuit {
                 info!(job = %fire.job, fire = %fire.id, node = %me.name, token = claim.token(), "claimed");
                 // A daemon that is leaving does not listen any more.
                 let _ = won.try_send(fire.clone());
-                run::run(place, standing, *claim, job, orders.clone()).await?;
-                Ok(Step::Done)
+                Ok(Step::of(run::run(place, standing, *claim, job, orders.clone()).await?))
             }
             Raced::Decided(by) => {
                 debug!(job = %fire.job, fire = %fire.id, node = %me.name, ?by, "race lost");

@@ -117,7 +117,7 @@ pub enum Raced {
 /// By what a fire was decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decided {
-    Locked(Lock),
+    Locked(Box<Lock>),
     Recorded,
     /// It lies at or under the floor.
     Settled,
@@ -158,7 +158,7 @@ pub async fn claim(
         if !unresolved && now > candidate.policy.last_start {
             return Ok(Raced::TooLate);
         }
-        let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.policy);
+        let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.policy.clone());
         let txn = claim_txn(candidate, &registration, &me, &lock);
         let about = names.into_iter().flatten().map(JobName::as_str);
         let mut pause = PAUSE;
@@ -362,7 +362,7 @@ fn judge(
                 in_touch,
                 status: first(GOT_STATUS).and_then(read_status),
             })),
-            false => Raced::Decided(Decided::Locked(found)),
+            false => Raced::Decided(Decided::Locked(Box::new(found))),
         });
     }
     if first(GOT_RECORD).is_some() {

@@ -4,7 +4,7 @@
 //! gone; the holder's last contact was sent before that, so its run has stopped by its own clock. A holder that comes
 //! back moves its epoch, and every taker that waited starts over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -14,6 +14,7 @@ use super::claim::{Claim, Found, all_locks, pause_after};
 use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
+use crate::fire::Fire;
 use crate::node::{NodeName, NodeStart};
 use crate::record::{Outcome, Past, Record};
 use crate::store::values::{self, Lock, LockState, Presence, Status};
@@ -51,24 +52,31 @@ impl Orphan {
     }
 }
 
-/// The locks whose holder is not among the living, as a list shows them; each still has to be [looked at](look).
+/// The locks whose holder is not among the living, and those between two attempts whose holder is drained, as a list
+/// shows them; each still has to be [looked at](look).
 pub async fn orphans(
     store: &Store,
     living: &BTreeMap<NodeName, NodeStart>,
+    drained: &BTreeSet<NodeName>,
 ) -> Result<Vec<Found>, StoreError> {
     fail_point!("orphans.list");
     let found = all_locks(store).await?;
-    let is_orphan = |found: &Found| living.get(&found.lock.node) != Some(&found.lock.node_start);
+    let is_orphan = |Found { lock, .. }: &Found| {
+        let is_left = lock.state == LockState::Waiting && drained.contains(&lock.node);
+        is_left || living.get(&lock.node) != Some(&lock.node_start)
+    };
     Ok(found.into_iter().filter(is_orphan).collect())
 }
 
-/// Looks at a lock and its holder in one read. None: the holder is there, or the lock is another by now.
+/// Looks at a lock and its holder in one read. None: the holder is there and not drained, or the lock is another by
+/// now.
 pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<Orphan>, StoreError> {
     let holder = &found.lock.node;
     let read = Txn::new().then([
         Op::get(keys::lock(&found.fire)),
         Op::get(keys::node(holder)),
         Op::get(keys::epoch(holder)),
+        Op::get(keys::drained(holder)),
     ]);
     fail_point!("orphan.look");
     let reply = store.txn(read).await?;
@@ -81,7 +89,9 @@ pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<
         values::decode::<Presence>(&entry.key, &entry.value)
             .map_or(true, |presence| presence.node_start == lock.node_start)
     });
-    if is_there || lock.node != *holder {
+    // Nothing runs under it, and a drained node begins nothing.
+    let is_left = lock.state == LockState::Waiting && !reply.got(3).is_empty();
+    if (is_there && !is_left) || lock.node != *holder {
         return Ok(None);
     }
     let epoch = reply.got(2).first().map(|entry| entry.mod_revision);
@@ -94,13 +104,16 @@ pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<
 pub enum Taken {
     /// It is this node's now, and the next attempt may start.
     Over(Box<Claim>),
+    /// It is this node's now, and it is too early for the next attempt.
+    Waits(Box<Found>),
     /// Lock or holder changed meanwhile.
     Changed,
     /// Its job is gone, so it cannot be run: close it.
     JobGone,
 }
 
-/// Makes this node the holder of an orphan whose time has come, as its next attempt.
+/// Makes this node the holder of an orphan whose time has come: as its next attempt, or between two where it is too
+/// early for that.
 ///
 /// `hold`: that of the job as it is now.
 pub async fn take_over(
@@ -115,13 +128,17 @@ pub async fn take_over(
     let key = keys::lock(&found.fire);
     let former = match found.lock.state {
         LockState::Waiting => found.lock.clone(),
-        LockState::Held => found.lock.waiting(&lost(&found.lock)),
+        LockState::Held => found.lock.waiting(&lost(&found.lock), None),
     };
     let mut first_sent = None;
     loop {
         fail_point!("over.registration");
         let registration = standing.registration().await;
-        let lock = former.next_attempt(&me.name, me.start, clock.now(), hold);
+        let now = clock.now();
+        let lock = match former.is_early(now) {
+            true => former.passed_on(&me.name, me.start),
+            false => former.next_attempt(&me.name, me.start, now, hold),
+        };
         // Safe when two do it at once: the lock is at the revision seen for one of them only, and a holder that came
         // back has moved its epoch.
         let mut compare = orphan.compares().to_vec();
@@ -146,24 +163,19 @@ pub async fn take_over(
             Ok(reply) if reply.succeeded => {
                 let status = reply.got(1).first();
                 let status = status.and_then(|entry| values::decode(&entry.key, &entry.value).ok());
-                let claim = Claim::taken_over(found.fire.clone(), lock, reply.revision, in_touch, status);
-                return Ok(Taken::Over(Box::new(claim)));
+                return Ok(taken(&found.fire, lock, reply.revision, in_touch, status));
             }
             Ok(reply) => {
                 let Some(entry) = reply.got(0).first() else { return Ok(Taken::Changed) };
                 if entry.mod_revision != found.revision {
                     // Ours, if an answer did not come; nobody else writes this node's name.
                     let there = values::decode::<Lock>(&entry.key, &entry.value).ok();
-                    let ours = there.filter(|there| there.is_of(&me.name, me.start, lock.attempt));
+                    let attempts = former.attempt..=former.attempt + 1;
+                    let ours = there.filter(|there| {
+                        attempts.contains(&there.attempt) && there.is_of(&me.name, me.start, there.attempt)
+                    });
                     return Ok(ours.map_or(Taken::Changed, |lock| {
-                        let fire = found.fire.clone();
-                        Taken::Over(Box::new(Claim::taken_over(
-                            fire,
-                            lock,
-                            entry.mod_revision,
-                            in_touch,
-                            None,
-                        )))
+                        taken(&found.fire, lock, entry.mod_revision, in_touch, None)
                     }));
                 }
                 if reply.got(1).is_empty() {
@@ -179,6 +191,15 @@ pub async fn take_over(
             }
             Err(error) => pause(store, error).await?,
         }
+    }
+}
+
+/// What this node has by the lock that it wrote.
+fn taken(fire: &Fire, lock: Lock, revision: Revision, in_touch: InTouch, status: Option<Status>) -> Taken {
+    let fire = fire.clone();
+    match lock.state {
+        LockState::Waiting => Taken::Waits(Box::new(Found { fire, lock, revision })),
+        LockState::Held => Taken::Over(Box::new(Claim::taken_over(fire, lock, revision, in_touch, status))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use tracing::{info, warn};
 
-use super::again::{self, next_is_owed};
+use super::again::{self, Follows, next_is_owed};
 use super::finish::{Written, finish, keep_late};
 use super::{Attempt, End, Place};
 use crate::fail_point;
@@ -28,13 +28,22 @@ pub(super) async fn close(
     spec: &Spec,
 ) -> Result<Attempt, StoreError> {
     let attempt = claim.lock().attempt;
-    let again = next_is_owed(&end, claim.lock(), place.clock.now());
-    let record = record_of(place, &standing.me, &claim, folder.as_ref(), end, spec);
+    let now = place.clock.now();
+    let is_owed = next_is_owed(&end, claim.lock(), now);
+    let mut record = record_of(place, &standing.me, &claim, folder.as_ref(), end, spec);
+    let follows = match is_owed {
+        true => Follows::Another { due: None },
+        false => again::retry(claim.lock(), &record, now, || place.store.random()),
+    };
+    if follows == Follows::TooLate {
+        let why = record.reason.take().map_or(String::new(), |why| format!("{why}; "));
+        record.reason = Some(format!("{why}{}", again::TOO_LATE));
+    }
     let fire = record.fire.clone();
-    let came_to = match again {
-        true => {
+    let came_to = match follows {
+        Follows::Another { due } => {
             fail_point!("run.give_back");
-            match again::give_back(place, &mut claim, &record).await? {
+            match again::give_back(place, &mut claim, &record, due).await? {
                 Some(found) => Attempt::Again(found),
                 // Somebody has taken it over, so it is closed beside that one's record.
                 None => {
@@ -43,7 +52,7 @@ pub(super) async fn close(
                 }
             }
         }
-        false => {
+        Follows::Nothing | Follows::TooLate => {
             fail_point!("run.finish");
             Attempt::Over(finish(&place.together, claim, record).await?)
         }

@@ -1,4 +1,5 @@
-//! Taking back what an earlier life of this node left: locks in the store, and run files on the disk.
+//! Taking back what is this node's: what an earlier life of it left, locks in the store and run files on the disk; and
+//! locks that waited for their next attempt.
 
 use tokio::sync::watch as channel;
 use tracing::{info, warn};
@@ -7,7 +8,7 @@ use super::again::{self, Next};
 use super::close::close;
 use super::spec::no_spec;
 use super::watch::{Watch, Watched};
-use super::{Attempt, End, Order, Place, Written, run};
+use super::{Attempt, CameTo, End, Order, Place, run};
 use crate::cgroup::Cgroup;
 use crate::child;
 use crate::fail_point;
@@ -18,11 +19,10 @@ use crate::race::{Found, Standing};
 use crate::store::StoreError;
 use crate::store::values::LockState;
 
-/// Sees to one lock that an earlier life of this node left, to its record.
+/// Sees to one lock of this node that no task of this daemon has in hand.
 ///
 /// What ended is recorded as it ended; what still runs is taken back; what never started, waits or was lost is tried
-/// again, if there is time, its job is still there and its promise allows it. `None`: this daemon has parted from it, or
-/// somebody else has seen to it.
+/// again, when it is time, if its job is still there and its promise allows it.
 ///
 /// Errors: the store refuses.
 pub async fn take_back(
@@ -31,15 +31,15 @@ pub async fn take_back(
     found: Found,
     job: Option<&Job>,
     mut orders: channel::Receiver<Order>,
-) -> Result<Option<Written>, StoreError> {
+) -> Result<CameTo, StoreError> {
     let _holding = standing.hold();
     let came_to = match found.lock.state {
         LockState::Waiting => Attempt::Again(found),
         LockState::Held => see_to(place, standing, found, &mut orders).await?,
     };
     let found = match came_to {
-        Attempt::Over(written) => return Ok(Some(written)),
-        Attempt::Parted => return Ok(None),
+        Attempt::Over(written) => return Ok(CameTo::Over(Box::new(written))),
+        Attempt::Parted => return Ok(CameTo::Parted),
         Attempt::Again(found) => found,
     };
     fail_point!("back.again");
@@ -48,8 +48,9 @@ pub async fn take_back(
             fail_point!("back.run");
             run(place, standing, claim, job, orders).await
         }
-        (Next::Over(written), _) => Ok(Some(written)),
-        (Next::Claimed(_) | Next::Left, _) => Ok(None),
+        (Next::Over(written), _) => Ok(CameTo::Over(Box::new(written))),
+        (Next::Waits(found), _) => Ok(CameTo::Waits(Box::new(found))),
+        (Next::Claimed(_) | Next::Left, _) => Ok(CameTo::Parted),
     }
 }
 

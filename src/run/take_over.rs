@@ -3,7 +3,8 @@
 use tokio::sync::watch as channel;
 use tracing::info;
 
-use super::{Order, Place, Written, may_run_again, run};
+use super::again::{JOB_GONE, TOO_LATE, unrun_outcome, with_last_failure};
+use super::{CameTo, Order, Place, Written, may_run_again, run};
 use crate::fail_point;
 use crate::job::Job;
 use crate::race::{self, Orphan, Standing, Taken};
@@ -11,9 +12,7 @@ use crate::record::{Outcome, Record, Writer};
 use crate::store::StoreError;
 use crate::store::values::LockState;
 
-/// Runs an orphan's fire again where that was promised, to its record; else records it as lost.
-///
-/// `None`: lock or holder changed meanwhile, or this daemon has parted from the run.
+/// Runs an orphan's fire again where that was promised, or goes on to wait for its next attempt; else records it.
 ///
 /// Errors: the store refuses.
 pub async fn take_over(
@@ -22,7 +21,7 @@ pub async fn take_over(
     orphan: Orphan,
     job: Option<&Job>,
     orders: channel::Receiver<Order>,
-) -> Result<Option<Written>, StoreError> {
+) -> Result<CameTo, StoreError> {
     let lock = &orphan.found.lock;
     let fire = orphan.found.fire.clone();
     let held = lock.state == LockState::Held;
@@ -38,33 +37,43 @@ pub async fn take_over(
                 fail_point!("over.run");
                 return run(place, standing, *claim, job, orders).await;
             }
-            Taken::Changed => return Ok(None),
+            Taken::Waits(found) => {
+                info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,
+                      attempt = lock.attempt, due = found.lock.due.map(tracing::field::display),
+                      "taken over between two attempts");
+                return Ok(CameTo::Waits(found));
+            }
+            Taken::Changed => return Ok(CameTo::Parted),
             Taken::JobGone => {}
         }
     }
-    let record = lost_record(place, standing, &orphan);
+    let record = lost_record(place, standing, &orphan, job.is_some());
     fail_point!("over.close");
     if !race::close_orphan(&place.store, standing, &orphan, &record).await? {
-        return Ok(None);
+        return Ok(CameTo::Parted);
     }
     info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,
           outcome = %record.outcome, reason = record.reason, "closed for a lost node");
-    Ok(Some(Written::Record(record)))
+    Ok(CameTo::Over(Box::new(Written::Record(record))))
 }
 
 /// What is known of a fire that is not run again. Written by who closes it, so that its holder, should it be back,
 /// keeps its true result beside it.
-fn lost_record(place: &Place, standing: &Standing, orphan: &Orphan) -> Record {
+fn lost_record(place: &Place, standing: &Standing, orphan: &Orphan, has_job: bool) -> Record {
     let lock = &orphan.found.lock;
-    Record {
+    let (outcome, reason) = match lock.state {
+        LockState::Held => (Outcome::Lost, "its node was lost"),
+        LockState::Waiting => (unrun_outcome(lock), if has_job { TOO_LATE } else { JOB_GONE }),
+    };
+    with_last_failure(Record {
         span: None,
         fire: orphan.found.fire.clone(),
-        outcome: Outcome::Lost,
-        reason: Some("its node was lost".to_owned()),
+        outcome,
+        reason: Some(reason.to_owned()),
         run: Some(lock.facts(orphan.found.revision)),
         past: lock.past(),
         writer: Writer::Node { node: standing.me.name.clone(), node_start: standing.me.start },
         written_at: place.clock.now(),
         tail: None,
-    }
+    })
 }

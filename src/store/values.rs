@@ -231,8 +231,8 @@ enum CatchUpForm {
     None,
 }
 
-#[derive(Serialize, Deserialize)]
-struct RetryForm {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RetryForm {
     attempts: u32,
     delay: u64,
     /// In thousandths, as `jitter`.
@@ -243,7 +243,7 @@ struct RetryForm {
     on: Option<RetryOnForm>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct RetryOnForm {
     exit_codes: BTreeSet<u8>,
     timeout: bool,
@@ -263,16 +263,16 @@ impl From<&Retry> for RetryForm {
     }
 }
 
-impl From<RetryForm> for Retry {
-    fn from(form: RetryForm) -> Retry {
-        let on = |on: RetryOnForm| RetryOn { exit_codes: on.exit_codes, timeout: on.timeout };
+impl From<&RetryForm> for Retry {
+    fn from(form: &RetryForm) -> Retry {
+        let on = |on: &RetryOnForm| RetryOn { exit_codes: on.exit_codes.clone(), timeout: on.timeout };
         Retry {
             attempts: form.attempts,
             delay: Duration::from_millis(form.delay),
             factor: Thousandths(form.factor),
             max_delay: Duration::from_millis(form.max_delay),
             jitter: Thousandths(form.jitter),
-            on: form.on.map(on),
+            on: form.on.as_ref().map(on),
         }
     }
 }
@@ -450,7 +450,7 @@ impl JobForm {
                 CatchUpForm::None => CatchUp::None,
             },
             start_within: self.start_within.map_or(DEFAULT_START_WITHIN, Duration::from_millis),
-            retry: self.retry.map(Retry::from),
+            retry: self.retry.as_ref().map(Retry::from),
             success_exit: self.success_exit,
             keep: Keep { records: self.keep.records, days: self.keep.days, output: self.keep.output },
             terms,
@@ -574,6 +574,12 @@ pub struct Lock {
     pub last_start: Timestamp,
     /// How long after its holder's last contact a run may go on, in milliseconds. None: nobody else may take it over.
     pub hold: Option<u64>,
+    /// How attempts that failed are followed by others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retry: Option<RetryForm>,
+    /// Of a lock that waits: when the next attempt is to begin. None: at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due: Option<Timestamp>,
     /// The fencing token of the claim, where the lock was rewritten since: else it is the lock's own revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     token: Option<i64>,
@@ -633,13 +639,14 @@ impl From<&PastForm> for Past {
 }
 
 /// The policy that a fire is claimed under: the lock keeps it, whatever becomes of the job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockPolicy {
     pub promise: Promise,
     /// The last instant at which an attempt may start.
     pub last_start: Timestamp,
     /// None: nobody else may take it over.
     pub hold: Option<Duration>,
+    pub retry: Option<Retry>,
 }
 
 impl Lock {
@@ -660,6 +667,8 @@ impl Lock {
             promise: policy.promise.into(),
             last_start: policy.last_start,
             hold: policy.hold.map(millis),
+            retry: policy.retry.as_ref().map(RetryForm::from),
+            due: None,
             token: None,
             past: Vec::new(),
         }
@@ -673,7 +682,8 @@ impl Lock {
         at: Timestamp,
         hold: Option<Duration>,
     ) -> Lock {
-        let policy = LockPolicy { promise: self.promise(), last_start: self.last_start, hold };
+        let (promise, last_start, retry) = (self.promise(), self.last_start, self.retry());
+        let policy = LockPolicy { promise, last_start, hold, retry };
         let lock = Lock::held(node.clone(), node_start, self.attempt + 1, at, policy);
         Lock { past: self.past.clone(), ..lock }
     }
@@ -683,11 +693,26 @@ impl Lock {
         Lock { hold: Some(hold), token: Some(token), ..self.clone() }
     }
 
-    /// The lock between two attempts: nothing runs, so nobody has to wait.
-    pub fn waiting(&self, past: &Past) -> Lock {
+    /// The lock between two attempts: nothing runs, so nobody has to wait for its holder. `due`: when the next one is
+    /// to begin; else at once.
+    pub fn waiting(&self, past: &Past, due: Option<Timestamp>) -> Lock {
         let mut all = self.past.clone();
         all.push(past.into());
-        Lock { state: LockState::Waiting, hold: Some(0), token: None, past: all, ..self.clone() }
+        Lock { state: LockState::Waiting, hold: Some(0), due, token: None, past: all, ..self.clone() }
+    }
+
+    /// The same lock between two attempts, for another node to begin the next one.
+    pub fn passed_on(&self, node: &NodeName, node_start: NodeStart) -> Lock {
+        Lock { node: node.clone(), node_start, ..self.clone() }
+    }
+
+    /// Whether its next attempt is to begin later than `now`.
+    pub fn is_early(&self, now: Timestamp) -> bool {
+        self.due.is_some_and(|due| now < due)
+    }
+
+    pub fn retry(&self) -> Option<Retry> {
+        self.retry.as_ref().map(Retry::from)
     }
 
     pub fn promise(&self) -> Promise {

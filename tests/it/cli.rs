@@ -203,7 +203,7 @@ fn unrun(fire: Fire, outcome: Outcome, reason: &str) -> Record {
 }
 
 fn lock(at: Timestamp) -> Vec<u8> {
-    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None };
+    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None, retry: None };
     values::encode(&Lock::held(node(), node_start(), 2, at, policy))
 }
 

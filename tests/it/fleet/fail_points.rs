@@ -156,7 +156,6 @@ const DRIVES: &[Drive] = &[
     drive("lost.send", LostOtherAndRemoved, &[], &[]),
     drive("lost.fence", LostOtherAndRemoved, &["lost.send"], &[AwaitWait, LoseLease, GoOn]),
     drive("warden.look", Scheduled, &[], &[]),
-    drive("warden.definitions", Scheduled, &[], &[]),
     drive("warden.settle", Scheduled, &[], &[]),
     drive("warden.floor", WithoutFloor, &[], &[]),
     drive("warden.lower", WithFloorAhead, &[], &[]),
