@@ -8,7 +8,7 @@ mod leave;
 mod orphans;
 mod publish;
 mod pursuit;
-mod signals;
+pub mod signals;
 pub mod state;
 pub mod sweep;
 mod waiting;
@@ -16,7 +16,7 @@ mod waiting;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use chrono::TimeDelta;
@@ -31,13 +31,13 @@ use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
 use self::signals::{Signal, Signals};
-use self::state::State;
+use self::state::{Life, State};
 use self::waiting::Waiting;
 use crate::cgroup::Delegated;
 use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fire::{Fire, FireId};
-use crate::guard::RunFolder;
+use crate::guard::{Guards, RunFolder};
 use crate::job::{DEFAULT_KILL_AFTER, Job, JobName};
 use crate::node::{Labels, NodeName};
 use crate::planner::{Planned, Planner, START_WITHIN};
@@ -75,21 +75,47 @@ pub struct Options {
 /// Errors: it could not start, or another node has its name.
 pub async fn daemon(options: Options) -> anyhow::Result<()> {
     // Signals first: one that comes while we start must not be lost.
-    let signals = Signals::new()?;
-    let state = Arc::new(State::open(&options.state, options.node.as_str())?);
+    let signals = Signals::of_process()?;
+    let life = Life::here()?;
+    let state = State::open(&options.state, options.node.as_str(), life)?;
     let store = Store::open(&options.store, &options.access).await?;
     let place = Place {
         store: store.clone(),
-        together: Together::new(store.clone()),
+        together: Together::new(store),
         clock: options.clock,
         runs: state.runs(),
         outputs: state.outputs(),
-        guard: guard_program()?,
+        guards: Guards::Program(guard_program()?),
         cgroups: cgroups(&options.state),
         account: Account::own().context("the user database cannot be read")?,
         policy: options.policy.clone(),
     };
-    let me = Me { name: options.node.clone(), start: state.start, instance: Ulid::generate().to_string() };
+    let gone = CancellationToken::new();
+    let mut services = JoinSet::new();
+    services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
+    node(options, Parts { signals, state, place, instance: Ulid::generate(), services, gone }).await
+}
+
+/// What a node is made of: of a process and its machine, or of simulated ones.
+pub struct Parts {
+    pub signals: Signals,
+    pub state: State,
+    pub place: Place,
+    /// Another for every daemon.
+    pub instance: Ulid,
+    /// What goes on beside the node, for as long as it does.
+    pub services: JoinSet<anyhow::Result<()>>,
+    /// Cancelled when the registration is to be given back.
+    pub gone: CancellationToken,
+}
+
+/// Runs a node of these parts until it is told to stop.
+///
+/// Errors: another node has its name.
+pub async fn node(options: Options, parts: Parts) -> anyhow::Result<()> {
+    let Parts { signals, state, place, instance, mut services, gone } = parts;
+    let (state, store, clock) = (Arc::new(state), place.store.clone(), options.clock);
+    let me = Me { name: options.node.clone(), start: state.start, instance: instance.to_string() };
     let presence = Presence::new(Facts {
         node_start: state.start,
         labels: &options.labels,
@@ -99,16 +125,14 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     });
     info!(node = %me.name, store = %store.describe(), version = env!("CARGO_PKG_VERSION"),
           tzdata = crate::schedule::tzdata_version(), slots = options.slots, "starting");
-    let gone = CancellationToken::new();
     let registered = race::register_and_stay(store.clone(), options.clock, me, presence, gone.clone());
     let (standing, staying) = tokio::select! {
+        biased;
         registered = registered => registered?,
         // Nothing is held yet, so nothing is to be given back.
         () = signals.stop() => return Ok(()),
     };
-    let mut services = JoinSet::new();
-    services.spawn(async move { staying.await.map_err(anyhow::Error::from) });
-    services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
+    services.spawn(clock.bind(async move { staying.await.map_err(anyhow::Error::from) }));
     let reload = Arc::new(Notify::new());
     if !options.jobs.is_empty() {
         let files = Files {
@@ -120,12 +144,13 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
             reload: reload.clone(),
         };
         let gone = gone.clone();
-        services.spawn(async move {
+        services.spawn(clock.bind(async move {
             tokio::select! {
+                biased;
                 () = gone.cancelled() => Ok(()),
                 () = files.keep_published() => Ok(()),
             }
-        });
+        }));
     }
     let daemon = Daemon::take_up(options, place, standing, &state, signals, services, reload, gone).await?;
     daemon.live().await
@@ -160,8 +185,8 @@ struct Daemon {
     standing: Standing,
     planner: Planner,
     clock: ClockSeen,
-    /// When the clock was last looked at.
-    looked: Instant,
+    /// When the clock was last looked at, since boot.
+    looked: Duration,
     /// What each job last came to when this daemon began: spares races for what is decided, at the first look.
     decided: HashMap<JobName, String>,
     jobs: Follow,
@@ -185,7 +210,7 @@ struct Daemon {
     /// Fires whose definition was not the present one when they were raced for.
     outdated: Vec<(Fire, Revision)>,
     /// Fires in this node's hands: each has a task that races for it or runs it.
-    hands: HashMap<Fire, Hand>,
+    hands: BTreeMap<Fire, Hand>,
     tasks: JoinSet<(Fire, Step)>,
     /// Where the tasks tell that they won.
     won: (mpsc::Sender<Fire>, mpsc::Receiver<Fire>),
@@ -266,7 +291,8 @@ impl Daemon {
         let decided = last_decided(&store).await?;
         // Fires that came due while this node was away may still start.
         let most_at_once = options.slots as usize;
-        let (from, pace) = (options.clock.now() - START_WITHIN, options.clock.pace());
+        let clock = options.clock;
+        let (from, pace) = (clock.now() - START_WITHIN, clock.pace());
         let mut daemon = Daemon {
             jobs: store.follow(keys::jobs()),
             requests: store.follow(keys::requests()),
@@ -283,13 +309,13 @@ impl Daemon {
             standing,
             planner: Planner::new(from).at_pace(pace),
             clock: ClockSeen::Never,
-            looked: Instant::now(),
+            looked: clock.since_boot(),
             decided,
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
             unrun: VecDeque::new(),
             outdated: Vec::new(),
-            hands: HashMap::new(),
+            hands: BTreeMap::new(),
             tasks: JoinSet::new(),
             // Each fire in hand tells it once.
             won: mpsc::channel(most_at_once),
@@ -361,24 +387,28 @@ impl Daemon {
     async fn next_wake(&mut self) -> Wake {
         let until_due = self.until_due();
         tokio::select! {
+            // Always in this order, so that a simulation can be repeated. What comes seldom comes first, so that nothing
+            // has to wait behind a flood of it.
+            biased;
             signal = self.signals.next() => Wake::Signal(signal),
             Some(ended) = self.services.join_next() => Wake::ServiceEnded(ended),
-            Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
+            () = tokio::time::sleep(until_due) => Wake::FireDue,
+            seen = self.drain.next() => Wake::Drain(seen),
+            seen = self.pauses.next() => Wake::Pauses(seen),
+            seen = self.nodes.next() => Wake::Nodes(seen),
+            seen = self.jobs.next() => Wake::Jobs(seen),
             told = self.orphans.next() => Wake::Orphans(told),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
-            () = tokio::time::sleep(until_due) => Wake::FireDue,
-            seen = self.jobs.next() => Wake::Jobs(seen),
             seen = self.requests.next() => Wake::Requests(seen),
-            seen = self.nodes.next() => Wake::Nodes(seen),
-            seen = self.pauses.next() => Wake::Pauses(seen),
-            seen = self.drain.next() => Wake::Drain(seen),
+            Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
         }
     }
 
     /// How long to sleep: never so long that a stepped clock goes unnoticed, however much else wakes this loop.
     fn until_due(&self) -> Duration {
-        let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(self.looked.elapsed());
+        let since = self.options.clock.since_boot().saturating_sub(self.looked);
+        let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(since);
         let end_of_pause = self.held_back.next_end(self.options.clock.now());
         match self.planner.next_due().into_iter().chain(end_of_pause).min() {
             Some(at) => self.options.clock.until(at).min(longest),
@@ -528,7 +558,7 @@ impl Daemon {
 
     /// Races for the fires that have come due since the last look.
     fn race_for_due(&mut self) {
-        self.looked = Instant::now();
+        self.looked = self.options.clock.since_boot();
         if !self.knows_jobs {
             return;
         }
@@ -550,8 +580,9 @@ impl Daemon {
 
     /// Takes pauses that are over out of the store, and asks again where a pause was not seen.
     fn end_pauses(&mut self, now: Timestamp) {
-        for (key, revision) in self.held_back.over(now) {
-            self.chores.spawn(held_back::take_out(self.place.store.clone(), key, revision));
+        let clock = self.options.clock;
+        for (key, revision) in self.held_back.over(now, clock.since_boot()) {
+            self.chores.spawn(clock.bind(held_back::take_out(self.place.store.clone(), key, revision)));
         }
         if std::mem::take(&mut self.ask_again) {
             self.race_for_requests();
@@ -676,7 +707,7 @@ impl Daemon {
         task: impl Future<Output = Step> + Send + 'static,
     ) {
         let of = fire.clone();
-        let task = self.tasks.spawn(async move { (of, task.await) });
+        let task = self.tasks.spawn(self.options.clock.bind(async move { (of, task.await) }));
         self.hands.insert(fire, Hand { task, orders, held: false, kill_after });
     }
 
@@ -805,11 +836,11 @@ impl Daemon {
                 continue;
             }
             let (place, me) = (self.place.clone(), self.standing.me.clone());
-            self.chores.spawn(async move {
+            self.chores.spawn(self.options.clock.bind(async move {
                 if let Err(error) = run::clear_orphan(&place, &me, &name, &folder).await {
                     warn!(folder = %folder.path().display(), %error, "a run file could not be cleared away");
                 }
-            });
+            }));
         }
     }
 }

@@ -4,7 +4,7 @@
 //! is taken out of the store by whoever sees it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
@@ -30,8 +30,8 @@ struct Pause {
     revision: Revision,
     /// None: until somebody ends it, or nobody knows when.
     until: Option<Timestamp>,
-    /// When this node last tried to take it out.
-    tried: Option<Instant>,
+    /// Since boot: when this node last tried to take it out.
+    tried: Option<Duration>,
 }
 
 impl Pause {
@@ -151,13 +151,13 @@ impl HeldBack {
     }
 
     /// The pauses to be taken out now: key and revision.
-    pub fn over(&mut self, now: Timestamp) -> Vec<(String, Revision)> {
+    pub fn over(&mut self, now: Timestamp, since_boot: Duration) -> Vec<(String, Revision)> {
         let due = |pause: &Pause| {
-            pause.is_over(now) && pause.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN)
+            pause.is_over(now) && pause.tried.is_none_or(|tried| since_boot >= tried + TRY_AGAIN)
         };
         let mut over = Vec::new();
         for (key, pause) in self.pauses.iter_mut().filter(|(_, pause)| due(pause)) {
-            pause.tried = Some(Instant::now());
+            pause.tried = Some(since_boot);
             over.push((key.clone(), pause.revision));
         }
         over
@@ -232,9 +232,11 @@ mod tests {
         let end = "2026-11-30T06:00:00Z";
         let mut held_back = seen(&[("paused/a", Some(end)), ("paused/b", None)]);
         assert_eq!(held_back.next_end(at("2026-11-30T05:00:00Z")), Some(at(end)));
-        assert_eq!(held_back.over(at("2026-11-30T05:00:00Z")), []);
-        assert_eq!(held_back.over(at(end)), [("paused/a".to_owned(), Revision(7))]);
-        assert_eq!(held_back.over(at(end)), []);
+        let second = Duration::from_secs;
+        assert_eq!(held_back.over(at("2026-11-30T05:00:00Z"), second(1)), []);
+        assert_eq!(held_back.over(at(end), second(3600)), [("paused/a".to_owned(), Revision(7))]);
+        assert_eq!(held_back.over(at(end), second(3600)), []);
+        assert_eq!(held_back.over(at(end), second(3601)), [("paused/a".to_owned(), Revision(7))]);
         assert_eq!(held_back.next_end(at(end)), None);
     }
 }

@@ -76,7 +76,7 @@ impl Daemon {
         }
         let (store, mut living) = (self.place.store.clone(), self.orphans.living.clone());
         let (me, own, tell) = (self.standing.me.clone(), self.state.clone(), self.orphans.tell.clone());
-        self.chores.spawn(async move {
+        self.chores.spawn(self.options.clock.bind(async move {
             let looked = async {
                 let found = race::orphans(&store, &living).await?;
                 Ok::<_, StoreError>((found, race::drained(&store).await?))
@@ -98,7 +98,7 @@ impl Daemon {
                 !earlier_life && placement::top(living.keys(), lock.node.as_str()) == Some(&me.name)
             };
             let _ = tell.send(Told::Found(found.into_iter().filter(is_for_me).collect())).await;
-        });
+        }));
     }
 
     pub(super) fn told_of_orphans(&mut self, told: Told) {
@@ -128,7 +128,7 @@ impl Daemon {
         }
         let (store, clock, me) = (self.place.store.clone(), self.options.clock, self.standing.me.clone());
         let tell = self.orphans.tell.clone();
-        self.chores.spawn(async move {
+        self.chores.spawn(clock.bind(async move {
             let looked = race::look(&store, &clock, &found).await;
             let told = match looked {
                 Ok(Some(orphan)) => {
@@ -156,7 +156,7 @@ impl Daemon {
                 }
             };
             let _ = tell.send(told).await;
-        });
+        }));
     }
 
     /// Takes over what waits for a slot; false where nothing does.

@@ -20,6 +20,7 @@ use super::{
     Entry, Events, KeyRange, Lease, LeaseId, Page, PageSpec, Revision, Status, Store, StoreError, Txn,
     TxnReply,
 };
+use crate::clock::Clock;
 use table::Table;
 
 /// For how long a client waits for an answer that does not come, as the etcd store does.
@@ -88,7 +89,12 @@ impl Sim {
 
     /// The store as the node of this name sees it.
     pub fn client(&self, name: &str) -> Store {
-        let client = SimStore { world: self.0.clone(), name: name.to_owned() };
+        self.client_of(name, Clock::system())
+    }
+
+    /// The same, for a simulated process: its part in watches stands still with it.
+    pub fn client_of(&self, name: &str, clock: Clock) -> Store {
+        let client = SimStore { world: self.0.clone(), name: name.to_owned(), clock };
         Store::simulated(client)
     }
 
@@ -184,11 +190,17 @@ impl World {
 pub(super) struct SimStore {
     world: Arc<World>,
     name: String,
+    /// Of the process that the client is part of.
+    clock: Clock,
 }
 
 impl SimStore {
     pub fn describe(&self) -> String {
         format!("the simulated store of {}", self.name)
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.clock
     }
 
     pub async fn page(&self, range: KeyRange, spec: PageSpec) -> Result<Page, StoreError> {
