@@ -1,5 +1,8 @@
 //! The wall clock, read in one place so that a test can put another in its stead, and the time since boot.
 
+pub mod sim;
+
+use std::future::Future;
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
@@ -20,6 +23,8 @@ enum Shift {
     Millis(i64),
     /// From `origin`, at which it was `begun`, so many times as fast as real time.
     Fast { begun: Instant, origin: Timestamp, times: u32 },
+    /// A simulated process's.
+    Simulated(&'static sim::Process),
 }
 
 /// The environment variable by which tests set a node's clock: `-5s`, `+5s`, or `2026-10-25T00:55:00Z*600`, which
@@ -29,6 +34,10 @@ pub const TEST_CLOCK: &str = "FLEETCRON_TEST_CLOCK";
 impl Clock {
     pub fn system() -> Clock {
         Clock { shift: Shift::None }
+    }
+
+    fn simulated(process: &'static sim::Process) -> Clock {
+        Clock { shift: Shift::Simulated(process) }
     }
 
     /// The clock that a test asks for, as [`TEST_CLOCK`] describes it.
@@ -58,12 +67,40 @@ impl Clock {
                 Timestamp::from(SystemTime::now()) + chrono::TimeDelta::milliseconds(millis)
             }
             Shift::Fast { begun, origin, times } => origin + begun.elapsed() * times,
+            Shift::Simulated(process) => process.machine().wall(),
         }
     }
 
     /// The time since boot, by which contacts and holds are counted: see [`since_boot`].
     pub fn since_boot(&self) -> Duration {
-        since_boot()
+        match self.shift {
+            Shift::Simulated(process) => process.machine().since_boot(),
+            Shift::None | Shift::Millis(_) | Shift::Fast { .. } => since_boot(),
+        }
+    }
+
+    /// A task of the process that goes by this clock: where the process is a simulated one that is frozen, it stands
+    /// still with it. Every task that is spawned on behalf of a node is bound, since a task that is not would go on
+    /// alone. A release has nothing at these places.
+    #[cfg(debug_assertions)]
+    pub fn bind<F: Future>(self, task: F) -> impl Future<Output = F::Output> {
+        async move {
+            let mut task = std::pin::pin!(task);
+            std::future::poll_fn(|cx| {
+                if let Shift::Simulated(process) = self.shift
+                    && process.poll_goes_on(cx).is_pending()
+                {
+                    return std::task::Poll::Pending;
+                }
+                task.as_mut().poll(cx)
+            })
+            .await
+        }
+    }
+
+    #[cfg(not(debug_assertions))]
+    pub fn bind<F: Future>(self, task: F) -> F {
+        task
     }
 
     /// Waits until so long has passed since boot. Looked at again and again, because no timer of the runtime counts the
@@ -81,7 +118,7 @@ impl Clock {
     pub fn pace(&self) -> u32 {
         match self.shift {
             Shift::Fast { times, .. } => times,
-            Shift::None | Shift::Millis(_) => 1,
+            Shift::None | Shift::Millis(_) | Shift::Simulated(_) => 1,
         }
     }
 

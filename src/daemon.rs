@@ -11,7 +11,7 @@ mod orphans;
 mod publish;
 mod pursuit;
 mod retries;
-mod signals;
+pub mod signals;
 pub mod state;
 pub mod sweep;
 mod waiting;
@@ -20,7 +20,7 @@ mod wards;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use chrono::TimeDelta;
@@ -38,14 +38,14 @@ use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
 use self::retries::Retries;
 use self::signals::{Signal, Signals};
-use self::state::State;
+use self::state::{Life, State};
 use self::waiting::Waiting;
 use self::wards::{Looked, Wards};
 use crate::cgroup::Delegated;
 use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fire::{Fire, FireId, Lane};
-use crate::guard::RunFolder;
+use crate::guard::{Guards, RunFolder};
 use crate::job::{DEFAULT_KILL_AFTER, Job, JobName, RunOn};
 use crate::node::{Labels, NodeName};
 use crate::planner::{Planned, Planner};
@@ -84,21 +84,47 @@ pub struct Options {
 /// Errors: it could not start, or another node has its name.
 pub async fn daemon(options: Options) -> anyhow::Result<()> {
     // Signals first: one that comes while we start must not be lost.
-    let signals = Signals::new()?;
-    let state = Arc::new(State::open(&options.state, options.node.as_str())?);
+    let signals = Signals::of_process()?;
+    let life = Life::here()?;
+    let state = State::open(&options.state, options.node.as_str(), life)?;
     let store = Store::open(&options.store, &options.access).await?;
     let place = Place {
         store: store.clone(),
-        together: Together::new(store.clone()),
+        together: Together::new(store),
         clock: options.clock,
         runs: state.runs(),
         outputs: state.outputs(),
-        guard: guard_program()?,
+        guards: Guards::Program(guard_program()?),
         cgroups: cgroups(&options.state),
         account: Account::own().context("the user database cannot be read")?,
         policy: options.policy.clone(),
     };
-    let me = Me { name: options.node.clone(), start: state.start, instance: Ulid::generate().to_string() };
+    let gone = CancellationToken::new();
+    let mut services = JoinSet::new();
+    services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
+    node(options, Parts { signals, state, place, instance: Ulid::generate(), services, gone }).await
+}
+
+/// What a node is made of: of a process and its machine, or of simulated ones.
+pub struct Parts {
+    pub signals: Signals,
+    pub state: State,
+    pub place: Place,
+    /// Another for every daemon.
+    pub instance: Ulid,
+    /// What goes on beside the node, for as long as it does.
+    pub services: JoinSet<anyhow::Result<()>>,
+    /// Cancelled when the registration is to be given back.
+    pub gone: CancellationToken,
+}
+
+/// Runs a node of these parts until it is told to stop.
+///
+/// Errors: another node has its name.
+pub async fn node(options: Options, parts: Parts) -> anyhow::Result<()> {
+    let Parts { signals, state, place, instance, mut services, gone } = parts;
+    let (state, store, clock) = (Arc::new(state), place.store.clone(), options.clock);
+    let me = Me { name: options.node.clone(), start: state.start, instance: instance.to_string() };
     let presence = Presence::new(Facts {
         node_start: state.start,
         labels: &options.labels,
@@ -108,16 +134,14 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     });
     info!(node = %me.name, store = %store.describe(), version = env!("CARGO_PKG_VERSION"),
           tzdata = crate::schedule::tzdata_version(), slots = options.slots, "starting");
-    let gone = CancellationToken::new();
     let registered = race::register_and_stay(store.clone(), options.clock, me, presence, gone.clone());
     let (standing, staying) = tokio::select! {
+        biased;
         registered = registered => registered?,
         // Nothing is held yet, so nothing is to be given back.
         () = signals.stop() => return Ok(()),
     };
-    let mut services = JoinSet::new();
-    services.spawn(async move { staying.await.map_err(anyhow::Error::from) });
-    services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
+    services.spawn(clock.bind(async move { staying.await.map_err(anyhow::Error::from) }));
     let reload = Arc::new(Notify::new());
     if !options.jobs.is_empty() {
         let files = Files {
@@ -129,12 +153,13 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
             reload: reload.clone(),
         };
         let gone = gone.clone();
-        services.spawn(async move {
+        services.spawn(clock.bind(async move {
             tokio::select! {
+                biased;
                 () = gone.cancelled() => Ok(()),
                 () = files.keep_published() => Ok(()),
             }
-        });
+        }));
     }
     let daemon = Daemon::take_up(options, place, standing, &state, signals, services, reload, gone).await?;
     daemon.live().await
@@ -170,8 +195,8 @@ struct Daemon {
     planner: Planner,
     /// There was a first look at what is due.
     has_planned: bool,
-    /// When the clock was last looked at.
-    looked: Instant,
+    /// When the clock was last looked at, since boot.
+    looked: Duration,
     /// What the clock showed when this daemon had registered.
     began: Timestamp,
     /// The floors as they were then: all up to there is decided. And those of lanes that this node has made since.
@@ -204,7 +229,7 @@ struct Daemon {
     /// Fires whose definition was not the present one when they were raced for.
     outdated: Vec<(Fire, Revision)>,
     /// Fires in this node's hands: each has a task that races for it or runs it.
-    hands: HashMap<Fire, Hand>,
+    hands: BTreeMap<Fire, Hand>,
     tasks: JoinSet<(Fire, Step)>,
     /// Where the tasks tell that they won.
     won: (mpsc::Sender<Fire>, mpsc::Receiver<Fire>),
@@ -224,8 +249,8 @@ struct Daemon {
 /// How far apart the clocks of two nodes may be without a word.
 const FROM_THE_FUTURE: TimeDelta = TimeDelta::minutes(1);
 
-/// What is due and cannot be dealt with yet, with the store away, is looked at again after this.
-const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+/// What is due while the store is away is looked at again after this.
+const LOOK_FOR_STORE_EVERY: Duration = Duration::from_millis(250);
 
 /// How many tellings of small tasks may wait.
 const WAITING_NEWS: usize = 64;
@@ -290,7 +315,8 @@ impl Daemon {
         let left = race::mine(&store, &standing.me).await?;
         let floors = floors(&store).await?;
         let most_at_once = options.slots as usize;
-        let (now, pace) = (options.clock.now(), options.clock.pace());
+        let clock = options.clock;
+        let (now, pace) = (clock.now(), clock.pace());
         let mut daemon = Daemon {
             jobs: store.follow(keys::jobs()),
             requests: store.follow(keys::requests()),
@@ -307,7 +333,7 @@ impl Daemon {
             standing,
             planner: Planner::new(now).at_pace(pace),
             has_planned: false,
-            looked: Instant::now(),
+            looked: clock.since_boot(),
             began: now,
             floors,
             looks: Looks::default(),
@@ -319,7 +345,7 @@ impl Daemon {
             retries: Retries::default(),
             unrun: VecDeque::new(),
             outdated: Vec::new(),
-            hands: HashMap::new(),
+            hands: BTreeMap::new(),
             tasks: JoinSet::new(),
             // Each fire in hand tells it once.
             won: mpsc::channel(most_at_once),
@@ -397,28 +423,31 @@ impl Daemon {
     async fn next_wake(&mut self) -> Wake {
         let until_due = self.until_due();
         tokio::select! {
+            // Always in this order, so that a simulation can be repeated. What comes seldom comes first, so that nothing
+            // has to wait behind a flood of it.
+            biased;
             signal = self.signals.next() => Wake::Signal(signal),
             Some(ended) = self.services.join_next() => Wake::ServiceEnded(ended),
-            Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
+            () = tokio::time::sleep(until_due) => Wake::Time,
+            seen = self.drains.next() => Wake::Drains(seen),
+            seen = self.pauses.next() => Wake::Pauses(seen),
+            seen = self.nodes.next() => Wake::Nodes(seen),
+            seen = self.jobs.next() => Wake::Jobs(seen),
             told = self.orphans.next() => Wake::Orphans(told),
             Some(news) = self.news.1.recv() => Wake::News(news),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
-            () = tokio::time::sleep(until_due) => Wake::Time,
-            seen = self.jobs.next() => Wake::Jobs(seen),
             seen = self.requests.next() => Wake::Requests(seen),
-            seen = self.nodes.next() => Wake::Nodes(seen),
-            seen = self.pauses.next() => Wake::Pauses(seen),
-            seen = self.drains.next() => Wake::Drains(seen),
+            Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
         }
     }
 
     /// How long to sleep: never so long that a stepped clock goes unnoticed, however much else wakes this loop.
     fn until_due(&self) -> Duration {
         let clock = &self.options.clock;
-        let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(self.looked.elapsed());
-        if !self.knows_jobs || !self.fleet.is_known() {
-            return longest;
+        let longest = LOOK_AT_CLOCK_EVERY.saturating_sub(clock.since_boot().saturating_sub(self.looked));
+        if !self.can_plan() {
+            return longest.min(LOOK_FOR_STORE_EVERY);
         }
         let by_clock = [
             self.planner.next_due(),
@@ -428,7 +457,7 @@ impl Daemon {
         ];
         let by_boot = self.looks.next().map(|at| at.saturating_sub(clock.since_boot()));
         let all = by_clock.into_iter().flatten().map(|at| clock.until(at)).chain(by_boot);
-        all.fold(longest, Duration::min).max(SHORTEST_SLEEP)
+        all.fold(longest, Duration::min)
     }
 
     fn hear_news(&mut self, news: News) {
@@ -562,10 +591,10 @@ impl Daemon {
         let (store, tell) = (self.place.store.clone(), self.news.0.clone());
         let lane = Lane::Node(self.options.node.clone());
         let floor = since.max(self.options.clock.now());
-        self.chores.spawn(async move {
+        self.chores.spawn(self.options.clock.bind(async move {
             let floor = warden::open_lane(&store, &job, &lane, floor).await;
             let _ = tell.send(News::Lane(job, floor)).await;
-        });
+        }));
     }
 
     fn lane_is_there(&mut self, job: JobName, floor: Timestamp) {
@@ -620,8 +649,9 @@ impl Daemon {
 
     /// Takes pauses that are over out of the store, and asks again where a pause was not seen.
     fn end_pauses(&mut self, now: Timestamp) {
-        for over in self.held_back.over(now) {
-            self.chores.spawn(held_back::take_out(self.place.store.clone(), over));
+        let clock = self.options.clock;
+        for over in self.held_back.over(now, clock.since_boot()) {
+            self.chores.spawn(clock.bind(held_back::take_out(self.place.store.clone(), over)));
         }
         if std::mem::take(&mut self.ask_again) {
             self.race_for_requests();
@@ -734,7 +764,7 @@ impl Daemon {
         task: impl Future<Output = Step> + Send + 'static,
     ) {
         let of = fire.clone();
-        let task = self.tasks.spawn(async move { (of, task.await) });
+        let task = self.tasks.spawn(self.options.clock.bind(async move { (of, task.await) }));
         self.hands.insert(fire, Hand { task, orders, held: false, kill_after });
     }
 
@@ -872,11 +902,11 @@ impl Daemon {
                 continue;
             }
             let (place, me) = (self.place.clone(), self.standing.me.clone());
-            self.chores.spawn(async move {
+            self.chores.spawn(self.options.clock.bind(async move {
                 if let Err(error) = run::clear_orphan(&place, &me, &name, &folder).await {
                     warn!(folder = %folder.path().display(), %error, "a run file could not be cleared away");
                 }
-            });
+            }));
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::node::{NodeName, NodeStart};
 use crate::schedule::Timestamp;
 
 /// One job at one scheduled UTC instant, or one request of it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fire {
     pub job: JobName,
     pub lane: Lane,
@@ -43,7 +43,7 @@ impl fmt::Display for Fire {
 }
 
 /// What makes a fire of a job that one and no other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FireId {
     /// Of a schedule: `20261130T020000Z`. As texts these sort by time, which the floor's compare needs.
     Scheduled(Timestamp),

@@ -6,7 +6,7 @@
 //! it by the file.
 //!
 //! [`folder`] is what lies on disk, [`life`] and [`hold`] decide, [`process`] is the guard itself, [`stem`] what it is forked
-//! off, [`link`] the node's side.
+//! off, [`link`] the node's side; [`sim`] stands in for the process where time is simulated.
 
 mod env_file;
 pub mod folder;
@@ -14,9 +14,10 @@ pub mod hold;
 pub mod life;
 pub mod link;
 pub mod process;
+pub mod sim;
 pub mod stem;
 mod terms;
 
 pub use folder::{Ended, FolderName, How, RunFolder, Spec};
 pub use hold::Contact;
-pub use link::{Guard, Heard};
+pub use link::{Guard, Guards, Heard};

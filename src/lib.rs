@@ -25,6 +25,7 @@ pub mod placement;
 // Hands: one piece of the world each.
 pub mod fail_point;
 pub mod clock;
+pub mod latest;
 pub mod files;
 pub mod store;
 pub mod config;

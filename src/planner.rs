@@ -3,7 +3,7 @@
 mod cover;
 mod dues;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use chrono::TimeDelta;
@@ -126,7 +126,7 @@ pub struct Due {
 /// Computes the fires of all jobs, each once.
 #[derive(Debug)]
 pub struct Planner {
-    jobs: HashMap<JobName, Entry>,
+    jobs: BTreeMap<JobName, Entry>,
     /// The next fire of every job that has one, soonest first.
     next: BTreeSet<(Next, JobName)>,
     planned_until: Timestamp,
@@ -136,7 +136,7 @@ pub struct Planner {
 impl Planner {
     /// A planner whose first look comes after `from`.
     pub fn new(from: Timestamp) -> Planner {
-        Planner { jobs: HashMap::new(), next: BTreeSet::new(), planned_until: from, gap: GAP }
+        Planner { jobs: BTreeMap::new(), next: BTreeSet::new(), planned_until: from, gap: GAP }
     }
 
     /// The same for a clock that runs so many times as fast as real time, as in tests.

@@ -36,7 +36,7 @@ use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fail_point;
 use crate::fire::Lane;
-use crate::guard::{Ended, FolderName, Guard, RunFolder, Spec};
+use crate::guard::{Ended, FolderName, Guard, Guards, RunFolder, Spec};
 use crate::job::{Job, Overlap, Promise};
 use crate::race::{self, Claim, InTouch, Standing, Verified};
 use crate::record::Outcome;
@@ -54,8 +54,7 @@ pub struct Place {
     pub runs: PathBuf,
     /// The folder of the output that is kept: see [`kept_output`].
     pub outputs: PathBuf,
-    /// The guard's executable.
-    pub guard: PathBuf,
+    pub guards: Guards,
     /// The folder of the runs' cgroups, where this node may make some.
     pub cgroups: Option<PathBuf>,
     pub account: Account,
@@ -247,6 +246,6 @@ async fn start(place: &Place, name: &FolderName, spec: &Spec) -> io::Result<(Run
             io::Error::new(error.kind(), format!("{}: {}", place.runs.display(), plain(&error)))
         })?;
     fail_point!("run.spawn");
-    let guard = Guard::spawn(&place.guard, &folder, lock, spec).await?;
+    let guard = place.guards.spawn(&folder, lock, spec).await?;
     Ok((folder, guard))
 }

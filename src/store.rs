@@ -26,6 +26,8 @@ pub use follow::{Follow, Seen};
 pub use together::Together;
 pub use words::*;
 
+use crate::clock::Clock;
+
 /// A store. Clones are cheap and are the same store.
 #[derive(Clone)]
 pub struct Store(Backend);
@@ -182,6 +184,14 @@ impl Store {
         match &self.0 {
             Backend::Sim(_) | Backend::Etcd(_) => true,
             Backend::Sqlite(_) => false,
+        }
+    }
+
+    /// The clock that tasks of this store's client are bound to.
+    fn clock(&self) -> Clock {
+        match &self.0 {
+            Backend::Sim(store) => store.clock(),
+            Backend::Sqlite(_) | Backend::Etcd(_) => Clock::system(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What comes due: this node's part of it is raced for at once, looked at a moment later, or caught up with in order.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::TimeDelta;
 use tracing::{debug, info, warn};
@@ -51,11 +51,10 @@ pub(super) type CatchingUp = BTreeMap<JobName, VecDeque<Fire>>;
 impl Daemon {
     /// Sees to all whose time has come since the last look.
     pub(super) fn look_at_time(&mut self) {
-        self.looked = Instant::now();
+        self.looked = self.options.clock.since_boot();
         let now = self.options.clock.now();
         self.end_pauses(now);
-        let is_late = self.standing.renewed() + OUT_OF_TOUCH < self.options.clock.since_boot();
-        if !self.knows_jobs || !self.fleet.is_known() || is_late {
+        if !self.can_plan() {
             return;
         }
         self.look_at_clock(now);
@@ -71,6 +70,12 @@ impl Daemon {
         }
         self.look_at_due();
         self.look_at_wards(now);
+    }
+
+    /// Whether the store has told what has to be known, and gives signs of life.
+    pub(super) fn can_plan(&self) -> bool {
+        let is_late = self.standing.renewed() + OUT_OF_TOUCH < self.options.clock.since_boot();
+        self.knows_jobs && self.fleet.is_known() && !is_late
     }
 
     /// Races for a fire if it is this node's turn, or looks at it a moment later.
@@ -122,14 +127,14 @@ impl Daemon {
         let fires: Vec<Fire> = fires.into_iter().filter(|fire| !self.hands.contains_key(fire)).collect();
         for some in fires.chunks(FIRES_AT_ONCE) {
             let (store, some, tell) = (self.place.store.clone(), some.to_vec(), self.news.0.clone());
-            self.chores.spawn(async move {
+            self.chores.spawn(self.options.clock.bind(async move {
                 match race::undecided(&store, &some).await {
                     Ok(undecided) if undecided.is_empty() => {}
                     Ok(undecided) => _ = tell.send(News::Undecided(undecided)).await,
                     // The warden's look is the net for these.
                     Err(error) => debug!(%error, "fires could not be looked at"),
                 }
-            });
+            }));
         }
     }
 

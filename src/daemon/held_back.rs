@@ -5,7 +5,7 @@
 //! came due in it are not caught up with.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
@@ -31,8 +31,8 @@ struct Pause {
     revision: Revision,
     /// None: it cannot be read, and holds until it is resumed.
     value: Option<HoldBack>,
-    /// When this node last tried to take it out.
-    tried: Option<Instant>,
+    /// Since boot: when this node last tried to take it out.
+    tried: Option<Duration>,
 }
 
 impl Pause {
@@ -174,13 +174,13 @@ impl HeldBack {
     }
 
     /// The pauses to be taken out now.
-    pub fn over(&mut self, now: Timestamp) -> Vec<Over> {
+    pub fn over(&mut self, now: Timestamp, since_boot: Duration) -> Vec<Over> {
         let due = |pause: &Pause| {
-            pause.is_over(now) && pause.tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN)
+            pause.is_over(now) && pause.tried.is_none_or(|tried| since_boot >= tried + TRY_AGAIN)
         };
         let mut over = Vec::new();
         for (key, pause) in self.pauses.iter_mut().filter(|(_, pause)| due(pause)) {
-            pause.tried = Some(Instant::now());
+            pause.tried = Some(since_boot);
             if let Some((value, until)) =
                 pause.value.clone().and_then(|value| Some((value.clone(), value.until?)))
             {
@@ -262,11 +262,15 @@ mod tests {
         let end = "2026-11-30T06:00:00Z";
         let mut held_back = seen(&[("paused/a", Some(end)), ("paused/b", None)]);
         assert_eq!(held_back.next_end(at("2026-11-30T05:00:00Z")), Some(at(end)));
-        assert_eq!(held_back.over(at("2026-11-30T05:00:00Z")), []);
-        let over: Vec<_> =
-            held_back.over(at(end)).into_iter().map(|over| (over.key, over.revision)).collect();
-        assert_eq!(over, [("paused/a".to_owned(), Revision(7))]);
-        assert_eq!(held_back.over(at(end)), []);
+        let mut over = |now: &str, since_boot: u64| -> Vec<_> {
+            let over = held_back.over(at(now), Duration::from_secs(since_boot));
+            over.into_iter().map(|over| (over.key, over.revision)).collect()
+        };
+        let a = [("paused/a".to_owned(), Revision(7))];
+        assert_eq!(over("2026-11-30T05:00:00Z", 1), []);
+        assert_eq!(over(end, 3600), a);
+        assert_eq!(over(end, 3600), []);
+        assert_eq!(over(end, 3601), a);
         assert_eq!(held_back.next_end(at(end)), None);
     }
 

@@ -5,9 +5,8 @@
 
 use std::time::Duration;
 
-use tokio::process::Command;
 use tokio::time::{Instant, timeout, timeout_at};
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::Daemon;
 use super::signals::Signal;
@@ -23,7 +22,7 @@ impl Daemon {
     pub(super) async fn leave(mut self) {
         self.leaving.cancel();
         self.waiting.clear();
-        let going_down = machine_goes_down().await;
+        let going_down = self.signals.machine_goes_down().await;
         self.hear_of_wins();
         let (order, patience) = match going_down {
             true => {
@@ -44,6 +43,7 @@ impl Daemon {
         while !self.tasks.is_empty() {
             let next = async {
                 tokio::select! {
+                    biased;
                     ended = self.tasks.join_next() => {
                         if let Some(Ok((fire, _))) = &ended {
                             self.hands.remove(fire);
@@ -73,32 +73,5 @@ impl Daemon {
             }
         }
         info!(node = %self.options.node, "stopped");
-    }
-}
-
-/// How long the service manager may take to say so.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Whether this stop is part of the machine's: nothing that runs here survives it.
-///
-/// The first process of a container takes everything with it. Elsewhere systemd is asked: its state is `stopping` from
-/// before it stops the first service; see systemctl(1), is-system-running.
-async fn machine_goes_down() -> bool {
-    if std::process::id() == 1 {
-        return true;
-    }
-    let mut ask = Command::new("systemctl");
-    ask.arg("is-system-running").kill_on_drop(true).stdin(std::process::Stdio::null());
-    ask.stderr(std::process::Stdio::null());
-    match timeout(PATIENCE, ask.output()).await {
-        Ok(Ok(answer)) => answer.stdout.trim_ascii() == b"stopping",
-        Ok(Err(error)) => {
-            debug!(%error, "no systemd to ask whether the machine goes down");
-            false
-        }
-        Err(_) => {
-            warn!("systemd does not say whether the machine goes down");
-            false
-        }
     }
 }

@@ -71,14 +71,14 @@ impl Daemon {
         let living = self.fleet.living.iter().map(|(name, peer)| (name.clone(), peer.start)).collect();
         let drained = self.fleet.drained.clone();
         let (store, tell) = (self.place.store.clone(), self.orphans.tell.clone());
-        self.chores.spawn(async move {
+        self.chores.spawn(self.options.clock.bind(async move {
             let found = race::orphans(&store, &living, &drained).await.unwrap_or_else(|error| {
                 // The nodes are listed again when the store is back, and every few minutes.
                 warn!(%error, "the locks of lost nodes could not be looked for");
                 Vec::new()
             });
             let _ = tell.send(Told::Found(found)).await;
-        });
+        }));
     }
 
     pub(super) fn told_of_orphans(&mut self, told: Told) {
@@ -116,7 +116,7 @@ impl Daemon {
         }
         let (store, clock, me) = (self.place.store.clone(), self.options.clock, self.standing.me.clone());
         let tell = self.orphans.tell.clone();
-        self.chores.spawn(async move {
+        self.chores.spawn(clock.bind(async move {
             let looked = race::look(&store, &clock, &found).await;
             let told = match looked {
                 Ok(Some(orphan)) => {
@@ -144,7 +144,7 @@ impl Daemon {
                 }
             };
             let _ = tell.send(told).await;
-        });
+        }));
     }
 
     /// Takes over what waits for a slot; false where nothing does.

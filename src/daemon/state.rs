@@ -47,6 +47,26 @@ struct NodeFile {
     earlier: Vec<String>,
 }
 
+/// What a state folder tells a life of the node by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Life {
+    /// The id of this boot.
+    pub boot: String,
+    /// What tells the machine from a copy of its disk.
+    pub machine: String,
+    /// The node start, if a new life begins.
+    pub fresh: NodeStart,
+}
+
+impl Life {
+    /// On this machine.
+    ///
+    /// Errors: the id of the boot cannot be read.
+    pub fn here() -> io::Result<Life> {
+        Ok(Life { boot: child::boot_id()?, machine: child::machine_id(), fresh: NodeStart(Ulid::generate()) })
+    }
+}
+
 /// More lives than this are not remembered: their locks are long closed.
 const MOST_LIVES: usize = 100;
 
@@ -54,7 +74,7 @@ impl State {
     /// Takes a node's state folder into use, making it if need be.
     ///
     /// Errors: another daemon uses it, it belongs to another node, or it cannot be read.
-    pub fn open(dir: &Path, node: &str) -> anyhow::Result<State> {
+    pub fn open(dir: &Path, node: &str, life: Life) -> anyhow::Result<State> {
         let layout = StateFolder::at(dir.to_owned());
         for folder in [dir.to_owned(), layout.runs(), layout.outputs()] {
             DirBuilder::new()
@@ -64,7 +84,7 @@ impl State {
                 .with_context(|| format!("the state folder {} cannot be made", folder.display()))?;
         }
         let lock = take_lock(dir)?;
-        let (boot, machine) = (child::boot_id()?, child::machine_id());
+        let Life { boot, machine, fresh } = life;
         let path = dir.join("node");
         let before: Option<NodeFile> = read(&path)?;
         let (start, earlier) = match before {
@@ -78,10 +98,10 @@ impl State {
             Some(mut file) if file.machine == machine => {
                 file.earlier.push(file.start);
                 let from = file.earlier.len().saturating_sub(MOST_LIVES);
-                (Ulid::generate().to_string(), file.earlier.split_off(from))
+                (fresh.to_string(), file.earlier.split_off(from))
             }
             // Copied from another machine: what that one left is not ours to close.
-            _ => (Ulid::generate().to_string(), Vec::new()),
+            _ => (fresh.to_string(), Vec::new()),
         };
         let file = NodeFile { v: VERSION, node: node.to_owned(), start, boot, machine, earlier };
         write(&path, &file)?;
@@ -176,8 +196,8 @@ mod tests {
     #[test]
     fn a_restart_in_the_same_boot_is_the_same_life() {
         let dir = tempfile::tempdir().unwrap();
-        let first = State::open(dir.path(), "a").unwrap().start;
-        let again = State::open(dir.path(), "a").unwrap();
+        let first = State::open(dir.path(), "a", Life::here().unwrap()).unwrap().start;
+        let again = State::open(dir.path(), "a", Life::here().unwrap()).unwrap();
         assert_eq!(again.start, first);
         assert!(again.is_own(first));
     }
@@ -185,13 +205,13 @@ mod tests {
     #[test]
     fn a_boot_makes_another_life_and_another_machine_a_stranger() {
         let dir = tempfile::tempdir().unwrap();
-        let first = State::open(dir.path(), "a").unwrap().start;
+        let first = State::open(dir.path(), "a", Life::here().unwrap()).unwrap().start;
         let change = |field: fn(&mut NodeFile)| {
             let path = dir.path().join("node");
             let mut file: NodeFile = read(&path).unwrap().unwrap();
             field(&mut file);
             write(&path, &file).unwrap();
-            State::open(dir.path(), "a").unwrap()
+            State::open(dir.path(), "a", Life::here().unwrap()).unwrap()
         };
         let second = change(|file| file.boot = "another".into());
         assert_ne!(second.start, first);
@@ -204,11 +224,11 @@ mod tests {
     #[test]
     fn two_daemons_do_not_share_a_state_folder_nor_two_nodes() {
         let dir = tempfile::tempdir().unwrap();
-        let state = State::open(dir.path(), "a").unwrap();
-        let refused = State::open(dir.path(), "a").err().unwrap().to_string();
+        let state = State::open(dir.path(), "a", Life::here().unwrap()).unwrap();
+        let refused = State::open(dir.path(), "a", Life::here().unwrap()).err().unwrap().to_string();
         assert!(refused.contains("in use by another daemon"), "{refused}");
         drop(state);
-        let refused = State::open(dir.path(), "b").err().unwrap().to_string();
+        let refused = State::open(dir.path(), "b", Life::here().unwrap()).err().unwrap().to_string();
         assert!(refused.contains("that of node a"), "{refused}");
     }
 }

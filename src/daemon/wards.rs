@@ -2,7 +2,7 @@
 //!
 //! Nothing hangs on its being done soon or by one node alone; it is done in batches, some time after the fires.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::TimeDelta;
 use tokio::task::JoinSet;
@@ -26,7 +26,7 @@ const LOOK_AGAIN: TimeDelta = TimeDelta::seconds(5);
 /// The lanes that this node looks after, one for each job.
 #[derive(Debug, Default)]
 pub(super) struct Wards {
-    wards: HashMap<JobName, Known>,
+    wards: BTreeMap<JobName, Known>,
     due: BTreeSet<(Timestamp, JobName)>,
     under_way: bool,
 }
@@ -154,25 +154,26 @@ impl Daemon {
         }
         self.wards.under_way = true;
         let (place, me, tell) = (self.place.clone(), self.standing.me.clone(), self.news.0.clone());
-        self.chores.spawn(async move {
+        let clock = self.options.clock;
+        self.chores.spawn(clock.bind(async move {
             let looked = match warden::look(&place.store, &place.clock, &wards).await {
                 Ok(seen) => {
                     // Each in a task, so that what they write goes together.
                     let mut settling = JoinSet::new();
                     for (ward, seen) in wards.into_iter().zip(seen) {
                         let (place, me) = (place.clone(), me.clone());
-                        settling.spawn(async move {
+                        settling.spawn(clock.bind(async move {
                             let settled =
                                 warden::settle(&place.together, &me, &place.clock, &ward, seen).await;
                             (ward, settled)
-                        });
+                        }));
                     }
                     settling.join_all().await
                 }
                 Err(error) => wards.into_iter().map(|ward| (ward, Err(error.clone()))).collect(),
             };
             let _ = tell.send(News::Wards(looked)).await;
-        });
+        }));
     }
 
     pub(super) fn wards_looked_at(&mut self, looked: Looked) {

@@ -285,7 +285,7 @@ impl RunFolder {
         RunFolder { path }
     }
 
-    /// The files of all runs in `runs`.
+    /// The files of all runs in `runs`, by name.
     pub fn list(runs: &Path) -> io::Result<Vec<(FolderName, RunFolder)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(runs)? {
@@ -297,6 +297,8 @@ impl RunFolder {
                 (name, folder)
             }));
         }
+        // Whatever order the file system has them in.
+        found.sort_by(|(one, _), (other, _)| (&one.fire, one.attempt).cmp(&(&other.fire, other.attempt)));
         Ok(found)
     }
 

@@ -1,7 +1,7 @@
 //! The node's side: it spawns guards, finds them again, hears from them and speaks to them.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::folder::{Ended, FolderLock, RunFolder, Spec, json};
 use super::hold::Contact;
-use super::stem;
+use super::{sim, stem};
 use crate::child::{self, ProcessId};
 use crate::schedule::Timestamp;
 
@@ -56,17 +56,61 @@ pub enum Heard {
     Gone,
 }
 
+/// Where a node's guards come from.
+#[derive(Clone)]
+pub enum Guards {
+    /// Of this executable.
+    Program(PathBuf),
+    Simulated(sim::Host),
+}
+
+impl Guards {
+    /// Has a guard begin for a claim's run file. It is given the file's lock, so from here on the lock says whether there
+    /// is a guard.
+    pub async fn spawn(&self, folder: &RunFolder, lock: FolderLock, spec: &Spec) -> io::Result<Guard> {
+        match self {
+            Guards::Program(program) => Guard::spawn(program, folder, lock, spec).await,
+            Guards::Simulated(host) => {
+                lock.write_spec(spec)?;
+                Ok(Guard { line: Line::Simulated(host.spawn(folder, lock)), process: None })
+            }
+        }
+    }
+
+    /// Finds a guard that an earlier life of this node had begin.
+    ///
+    /// It is waited for as long as there is a guard: one that nobody listens to, however it came to that, makes itself be found.
+    pub async fn connect(&self, folder: &RunFolder) -> io::Result<Guard> {
+        match self {
+            Guards::Program(_) => Guard::connect(folder).await,
+            Guards::Simulated(host) => loop {
+                match host.connect(folder) {
+                    Ok(line) => return Ok(Guard { line: Line::Simulated(line), process: None }),
+                    Err(error) if may_come(&error) && folder.is_guarded() => {
+                        tokio::time::sleep(LOOK_AGAIN).await;
+                    }
+                    Err(error) => return Err(error),
+                }
+            },
+        }
+    }
+}
+
 /// A guard, as a node knows it.
 pub struct Guard {
-    lines: Lines<BufReader<OwnedReadHalf>>,
-    speak: OwnedWriteHalf,
+    line: Line,
     /// Its process, once that was looked up.
     process: Option<ProcessId>,
 }
 
+/// What goes to a guard and comes from it.
+enum Line {
+    Socket { lines: Lines<BufReader<OwnedReadHalf>>, speak: OwnedWriteHalf },
+    Simulated(sim::Line),
+}
+
 impl Guard {
-    /// Spawns a guard of `program` for a claim's run file. It is given the file's lock, so from here on the lock says
-    /// whether there is a guard.
+    /// Spawns a guard of `program`: see [`Guards::spawn`].
     pub async fn spawn(
         program: &Path,
         folder: &RunFolder,
@@ -81,9 +125,7 @@ impl Guard {
         Ok(Guard::over(UnixStream::from_std(ours)?))
     }
 
-    /// Finds a guard that an earlier life of this node spawned.
-    ///
-    /// It is waited for as long as there is a guard: one that nobody listens to, however it came to that, makes itself be found.
+    /// Finds a guard's process: see [`Guards::connect`].
     pub async fn connect(folder: &RunFolder) -> io::Result<Guard> {
         let (_open, path) = folder.control()?;
         loop {
@@ -97,28 +139,26 @@ impl Guard {
 
     fn over(stream: UnixStream) -> Guard {
         let (read, speak) = stream.into_split();
-        Guard { lines: BufReader::with_capacity(ROOM_FOR_LINE, read).lines(), speak, process: None }
+        let lines = BufReader::with_capacity(ROOM_FOR_LINE, read).lines();
+        Guard { line: Line::Socket { lines, speak }, process: None }
     }
 
     /// What it says next. Safe to drop while it waits.
     pub async fn hear(&mut self) -> Heard {
-        loop {
-            match self.lines.next_line().await {
-                Ok(Some(line)) => match serde_json::from_str(&line) {
-                    Ok(Answer::Hello { started_at, .. }) => return Heard::Started(started_at),
-                    Ok(Answer::Holds(contact)) => return Heard::Holds(contact),
-                    Ok(Answer::Ended(ended)) => return Heard::Ended(ended),
-                    // A guard of a later release may say more than we know.
-                    Err(_) => continue,
-                },
-                Ok(None) | Err(_) => return Heard::Gone,
-            }
+        match self.line.hear().await {
+            Some(Answer::Hello { started_at, .. }) => Heard::Started(started_at),
+            Some(Answer::Holds(contact)) => Heard::Holds(contact),
+            Some(Answer::Ended(ended)) => Heard::Ended(ended),
+            None => Heard::Gone,
         }
     }
 
     /// Asks for something. A guard that is gone cannot be asked; [`Guard::hear`] tells so.
     pub async fn ask(&mut self, request: &Request) {
-        let _ = self.speak.write_all(&json(request)).await;
+        match &mut self.line {
+            Line::Socket { speak, .. } => _ = speak.write_all(&json(request)).await,
+            Line::Simulated(line) => line.ask(request).await,
+        }
     }
 
     /// Passes on that this node was in touch with the store, and the hold that its lock says. Only for a lock that this
@@ -140,6 +180,23 @@ impl Guard {
     /// Waits until the process is gone.
     pub async fn reap(mut self) {
         while !matches!(self.hear().await, Heard::Gone) {}
+    }
+}
+
+impl Line {
+    /// None: nothing more comes.
+    async fn hear(&mut self) -> Option<Answer> {
+        let lines = match self {
+            Line::Socket { lines, .. } => lines,
+            Line::Simulated(line) => return line.hear().await,
+        };
+        loop {
+            let line = lines.next_line().await.ok().flatten()?;
+            // A guard of a later release may say more than we know.
+            if let Ok(answer) = serde_json::from_str(&line) {
+                return Some(answer);
+            }
+        }
     }
 }
 

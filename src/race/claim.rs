@@ -207,6 +207,7 @@ pub async fn claim(
         fail_point!("claim.pause");
         let pause = sleep(pause.mul_f64(0.5 + together.store().random()));
         tokio::select! {
+            biased;
             () = pause => {}
             () = leaving.cancelled(), if !unresolved => {}
         }

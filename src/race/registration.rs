@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::clock::Clock;
 use crate::fail_point;
+use crate::latest;
 use crate::node::{NodeName, NodeStart};
 use crate::store::values::{self, Epoch};
 use crate::store::{Compare, Entry, LeaseId, Op, Revision, Store, StoreError, Txn, TxnReply, keys};
@@ -99,9 +100,9 @@ pub enum Refused {
 #[derive(Clone)]
 pub struct Standing {
     pub me: Arc<Me>,
-    current: watch::Receiver<Registered>,
-    in_touch: watch::Receiver<InTouch>,
-    renewed: watch::Receiver<Duration>,
+    current: latest::Receiver<Registered>,
+    in_touch: latest::Receiver<InTouch>,
+    renewed: latest::Receiver<Duration>,
     /// How many [`Holding`]s there are.
     holding: Arc<AtomicUsize>,
     asks: mpsc::Sender<Ask>,
@@ -146,8 +147,8 @@ impl Standing {
     /// The present registration, waiting for one if there is none.
     pub async fn registration(&mut self) -> Registration {
         loop {
-            if let Registered::Yes(registration) = &*self.current.borrow_and_update() {
-                return registration.clone();
+            if let Registered::Yes(registration) = self.current.take_in() {
+                return registration;
             }
             if self.current.changed().await.is_err() {
                 // The owner is gone: the node is leaving and claims nothing more.
@@ -164,13 +165,13 @@ impl Standing {
 
     /// The last contact.
     pub fn in_touch(&self) -> InTouch {
-        *self.in_touch.borrow()
+        self.in_touch.get()
     }
 
     /// Since boot: before the last renewal of the lease that was answered, or the registration, was sent. A sign of
     /// life of the store, and no more.
     pub fn renewed(&self) -> Duration {
-        *self.renewed.borrow()
+        self.renewed.get()
     }
 
     /// Waits for the next contact. Safe to drop while it waits.
@@ -178,7 +179,7 @@ impl Standing {
         if self.in_touch.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        *self.in_touch.borrow_and_update()
+        self.in_touch.take_in()
     }
 
     /// Makes sure that nothing sent under `old` can commit any more. When this returns, the registration is another.
@@ -213,10 +214,10 @@ pub async fn register_and_stay(
         Owner { store, clock, me: me.clone(), presence, lease: None, losses: 0, holding: holding.clone() };
     let registration = owner.register().await?;
     info!(node = %me.name, start = %me.start, epoch = %registration.epoch, "registered");
-    let (tell, current) = watch::channel(Registered::Yes(registration.clone()));
+    let (tell, current) = latest::channel(Registered::Yes(registration.clone()));
     // Only a claim or a look at a lock makes use of it, and each of those is a contact of its own.
-    let (tell_contact, in_touch) = watch::channel(InTouch { at: began, losses: registration.losses });
-    let (tell_renewed, renewed) = watch::channel(clock.since_boot());
+    let (tell_contact, in_touch) = latest::channel(InTouch { at: began, losses: registration.losses });
+    let (tell_renewed, renewed) = latest::channel(clock.since_boot());
     let (asks, asked) = mpsc::channel(64);
     let standing = Standing { me: Arc::new(me), current, in_touch, renewed, holding, asks };
     let tell = Tell { registered: tell, in_touch: tell_contact, renewed: tell_renewed };
@@ -225,9 +226,9 @@ pub async fn register_and_stay(
 
 /// Where the owner tells what it knows.
 struct Tell {
-    registered: watch::Sender<Registered>,
-    in_touch: watch::Sender<InTouch>,
-    renewed: watch::Sender<Duration>,
+    registered: latest::Sender<Registered>,
+    in_touch: latest::Sender<InTouch>,
+    renewed: latest::Sender<Duration>,
 }
 
 struct Owner {
@@ -337,7 +338,7 @@ impl Owner {
                         Ok(reply) => match self.sight(&registration, &reply) {
                             Sight::Mine => {
                                 let losses = registration.losses;
-                                tell.in_touch.send_replace(InTouch { at: looked.at, losses });
+                                tell.in_touch.send(InTouch { at: looked.at, losses });
                                 looking.made(&self.me.name);
                             }
                             Sight::Gone => registration = self.register_after_loss(&tell).await?,
@@ -353,7 +354,7 @@ impl Owner {
                     let sent = self.clock.since_boot();
                     match self.renew(&registration).await {
                         Ok(_) => {
-                            tell.renewed.send_replace(sent);
+                            tell.renewed.send(sent);
                             renewing.made(&self.me.name);
                         }
                         Err(StoreError::LeaseGone) => registration = self.register_after_loss(&tell).await?,
@@ -401,14 +402,14 @@ impl Owner {
 
     async fn register_again(&mut self, tell: &Tell) -> Result<Registration, Refused> {
         let registration = self.register().await?;
-        tell.renewed.send_replace(self.clock.since_boot());
-        tell.registered.send_replace(Registered::Yes(registration.clone()));
+        tell.renewed.send(self.clock.since_boot());
+        tell.registered.send(Registered::Yes(registration.clone()));
         Ok(registration)
     }
 
     async fn register_after_loss(&mut self, tell: &Tell) -> Result<Registration, Refused> {
         warn!(node = %self.me.name, "the lease was lost, registering again");
-        tell.registered.send_replace(Registered::NotNow);
+        tell.registered.send(Registered::NotNow);
         let registration = self.register_again(tell).await?;
         info!(node = %self.me.name, epoch = %registration.epoch, "registered again");
         Ok(registration)

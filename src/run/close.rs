@@ -12,7 +12,7 @@ use crate::fail_point;
 use crate::fire::Fire;
 use crate::guard::folder::{Found, Owner};
 use crate::guard::link::Request;
-use crate::guard::{Ended, FolderName, Guard, Heard, How, RunFolder, Spec};
+use crate::guard::{Ended, FolderName, Heard, How, RunFolder, Spec};
 use crate::output;
 use crate::race::{Claim, Me, Standing};
 use crate::record::{Outcome, Record, RunFacts, TAIL, Writer};
@@ -198,10 +198,10 @@ pub async fn clear_orphan(
         Found::Guarded => {
             warn!(job = %name.fire.job, fire = %name.fire.id, "a command runs without a lock, ending it");
             fail_point!("orphan.end");
-            end_orphan(folder).await?
+            end_orphan(place, folder).await?
         }
         Found::Abandoned(started, _lock) => {
-            super::take_back::end_leftovers(&started);
+            super::take_back::end_leftovers(place, &started);
             None
         }
         Found::Ended(ended) => Some(ended),
@@ -223,8 +223,8 @@ pub async fn clear_orphan(
 }
 
 /// Ends a command that nothing allows, and waits until it is gone.
-async fn end_orphan(folder: &RunFolder) -> io::Result<Option<Ended>> {
-    let mut guard = Guard::connect(folder).await?;
+async fn end_orphan(place: &Place, folder: &RunFolder) -> io::Result<Option<Ended>> {
+    let mut guard = place.guards.connect(folder).await?;
     guard.ask(&Request::Kill { reason: "no lock allows it any more".to_owned() }).await;
     loop {
         match guard.hear().await {

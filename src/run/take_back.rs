@@ -13,7 +13,7 @@ use crate::cgroup::Cgroup;
 use crate::child;
 use crate::fail_point;
 use crate::guard::folder::{Found as FoundFolder, Started};
-use crate::guard::{FolderName, Guard, RunFolder};
+use crate::guard::{FolderName, Guards, RunFolder};
 use crate::job::{Job, Promise};
 use crate::race::{Found, Standing};
 use crate::store::StoreError;
@@ -75,7 +75,7 @@ async fn see_to(
             let folder = folder.as_ref().expect("it was looked into");
             let watch = Watch { place, standing, claim: &mut claim, folder, spec: &spec, shown: None };
             fail_point!("back.connect");
-            let guard = match Guard::connect(folder).await {
+            let guard = match place.guards.connect(folder).await {
                 Ok(guard) => Ok(guard),
                 // It went between the two looks, or has not begun to listen yet.
                 Err(_) => watch.find_again().await,
@@ -93,7 +93,7 @@ async fn see_to(
             }
         }
         Ok(Some(FoundFolder::Abandoned(started, _lock))) => {
-            end_leftovers(&started);
+            end_leftovers(place, &started);
             End::Lost { reason: "the guard was lost".to_owned(), started_at: Some(started.at) }
         }
         // Notes are not synced: after a boot their absence proves nothing.
@@ -114,7 +114,11 @@ async fn see_to(
 
 /// Ends what is left of a command whose guard is gone: its cgroup, where it had one, and its session are shown to be
 /// empty before anybody may run again.
-pub(super) fn end_leftovers(started: &Started) {
+pub(super) fn end_leftovers(place: &Place, started: &Started) {
+    if let Guards::Simulated(host) = &place.guards {
+        host.end_leftovers(started.guard);
+        return;
+    }
     // After a boot nothing of it can be left.
     if child::boot_id().ok().as_deref() != Some(&started.boot) {
         return;

@@ -83,7 +83,9 @@ impl Watch<'_> {
                 }
             }
             fail_point!("run.hear");
+            // In this order, so that a simulation can be repeated: the end first, which makes all else needless.
             let event = tokio::select! {
+                biased;
                 heard = guard.hear() => Event::Heard(heard),
                 // Without a daemon to give orders there is nothing left to hear of it.
                 Ok(()) = orders.changed() => Event::Ordered,
@@ -242,7 +244,7 @@ impl Watch<'_> {
                 }
                 Ok(Found::Abandoned(started, _lock)) => {
                     // Before the record says that the job may run again.
-                    take_back::end_leftovers(&started);
+                    take_back::end_leftovers(self.place, &started);
                     let started_at = Some(started.at);
                     return Err(End::Lost { reason: "the guard was lost".to_owned(), started_at });
                 }
@@ -255,7 +257,7 @@ impl Watch<'_> {
             }
             sleep(pause).await;
             pause = (pause * 2).min(LAST_LOOK);
-            if let Ok(guard) = Guard::connect(self.folder).await {
+            if let Ok(guard) = self.place.guards.connect(self.folder).await {
                 return Ok(guard);
             }
         }

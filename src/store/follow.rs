@@ -46,8 +46,9 @@ impl Follow {
     pub(super) fn start(store: Store, range: KeyRange) -> Follow {
         let (send, seen) = mpsc::channel(WAITING);
         let contact = Contact(Arc::new(Mutex::new(Instant::now())));
+        let clock = store.clock();
         let follower = Follower { store, range, send, contact: contact.clone(), position: None, lost: false };
-        let task = tokio::spawn(follower.run());
+        let task = tokio::spawn(clock.bind(follower.run()));
         Follow { seen, contact, task }
     }
 

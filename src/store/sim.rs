@@ -13,13 +13,15 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{
     Entry, Events, KeyRange, Lease, LeaseId, Page, PageSpec, Revision, Status, Store, StoreError, Txn,
     TxnReply,
 };
+use crate::clock::Clock;
+use crate::latest;
 use table::Table;
 
 /// For how long a client waits for an answer that does not come, as the etcd store does.
@@ -35,14 +37,15 @@ pub struct Sim(Arc<World>);
 
 struct World {
     state: Mutex<State>,
-    /// Counts everything that a watch may want to know of.
-    ticks: watch::Sender<u64>,
+    /// Tells of everything that a watch may want to know of.
+    ticks: latest::Sender<()>,
 }
 
 struct State {
     table: Table,
     random: StdRng,
     faults: Faults,
+    counts: Counts,
     /// What happens to the next changes that a client asks for, first come first served.
     next: BTreeMap<String, VecDeque<Fault>>,
     cut_off: BTreeSet<String>,
@@ -59,6 +62,18 @@ pub struct Faults {
     pub lose_reply: f64,
     /// How long each way takes; an event of a watch takes one way.
     pub delay: Range<Duration>,
+    /// The share of ways, 0 to 1, that take so much longer.
+    pub late: f64,
+    pub lateness: Range<Duration>,
+}
+
+/// How often the network has done something to a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    pub lost_requests: u64,
+    pub lost_replies: u64,
+    /// Ways that were late.
+    pub late: u64,
 }
 
 /// What happens to one change that a client asks for.
@@ -78,23 +93,34 @@ impl Sim {
             table: Table::new(),
             random: StdRng::seed_from_u64(seed),
             faults: Faults::default(),
+            counts: Counts::default(),
             next: BTreeMap::new(),
             cut_off: BTreeSet::new(),
             stopped: false,
             refusing: false,
         };
-        Sim(Arc::new(World { state: Mutex::new(state), ticks: watch::Sender::new(0) }))
+        Sim(Arc::new(World { state: Mutex::new(state), ticks: latest::channel(()).0 }))
     }
 
     /// The store as the node of this name sees it.
     pub fn client(&self, name: &str) -> Store {
-        let client = SimStore { world: self.0.clone(), name: name.to_owned() };
+        self.client_of(name, Clock::system())
+    }
+
+    /// The same, for a simulated process: its part in watches stands still with it.
+    pub fn client_of(&self, name: &str, clock: Clock) -> Store {
+        let client = SimStore { world: self.0.clone(), name: name.to_owned(), clock };
         Store::simulated(client)
     }
 
     /// From now on, for all clients.
     pub fn set_faults(&self, faults: Faults) {
         self.0.lock().faults = faults;
+    }
+
+    /// Of all faults at random until now.
+    pub fn counts(&self) -> Counts {
+        self.0.lock().counts
     }
 
     /// For the next transaction with writes of that client; asked twice, for the next two.
@@ -175,7 +201,7 @@ impl World {
     }
 
     fn tick(&self) {
-        self.ticks.send_modify(|count| *count += 1);
+        self.ticks.send(());
     }
 }
 
@@ -184,11 +210,17 @@ impl World {
 pub(super) struct SimStore {
     world: Arc<World>,
     name: String,
+    /// Of the process that the client is part of.
+    clock: Clock,
 }
 
 impl SimStore {
     pub fn describe(&self) -> String {
         format!("the simulated store of {}", self.name)
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.clock
     }
 
     pub async fn page(&self, range: KeyRange, spec: PageSpec) -> Result<Page, StoreError> {
@@ -293,6 +325,8 @@ impl SimStore {
             request_lost: state.happens(faults.lose_request),
             reply_lost: state.happens(faults.lose_reply),
         };
+        state.counts.lost_requests += u64::from(journey.request_lost);
+        state.counts.lost_replies += u64::from(journey.reply_lost && !journey.request_lost);
         let next = state.next.get_mut(&self.name).filter(|_| changes);
         match next.and_then(VecDeque::pop_front) {
             Some(Fault::LoseRequest) => journey.request_lost = true,
@@ -357,10 +391,18 @@ impl State {
     }
 
     fn some_delay(&mut self) -> Duration {
-        let Range { start, end } = self.faults.delay.clone();
-        match end > start {
-            true => self.random.random_range(start..end),
-            false => start,
+        let delay = self.within(self.faults.delay.clone());
+        if !self.happens(self.faults.late) {
+            return delay;
+        }
+        self.counts.late += 1;
+        delay + self.within(self.faults.lateness.clone())
+    }
+
+    fn within(&mut self, range: Range<Duration>) -> Duration {
+        match range.end > range.start {
+            true => self.random.random_range(range),
+            false => range.start,
         }
     }
 }
@@ -368,7 +410,7 @@ impl State {
 /// A watch of the simulated store.
 pub(super) struct SimWatch {
     store: SimStore,
-    ticks: watch::Receiver<u64>,
+    ticks: latest::Receiver<()>,
     range: KeyRange,
     next: Revision,
     /// When the store was last heard of.
@@ -379,7 +421,7 @@ impl SimWatch {
     /// Safe to cancel: what is not returned is looked up again.
     pub async fn next(&mut self) -> Result<Events, StoreError> {
         loop {
-            self.ticks.mark_unchanged();
+            self.ticks.take_in();
             if !self.store.is_unreachable()
                 && let Some(events) = self.look()?
             {

@@ -48,7 +48,7 @@ struct Part {
 impl Together {
     pub fn new(store: Store) -> Together {
         let (hand_in, parts) = mpsc::channel(WAITING);
-        let sender = tokio::spawn(send_all(store.clone(), parts));
+        let sender = tokio::spawn(store.clock().bind(send_all(store.clone(), parts)));
         Together { store, hand_in, _sender: std::sync::Arc::new(Ended(sender)) }
     }
 
@@ -80,7 +80,7 @@ async fn send_all(store: Store, mut parts: mpsc::Receiver<Part>) {
     loop {
         while under_way.len() < UNDER_WAY && !waiting.is_empty() {
             let batch = next_batch(&mut waiting);
-            under_way.spawn(send(store.clone(), batch));
+            under_way.spawn(store.clock().bind(send(store.clone(), batch)));
         }
         tokio::select! {
             biased;

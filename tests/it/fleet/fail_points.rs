@@ -304,12 +304,12 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
     ("Event::Heard(Heard::Gone) => match self.find_again().await {", "it only looks at the disk"),
     ("Err(_) => watch.find_again().await,", "the same"),
     ("sleep(pause).await;", "between two of those looks"),
-    ("if let Ok(guard) = Guard::connect(self.folder).await {", "the same"),
+    ("if let Ok(guard) = self.place.guards.connect(self.folder).await {", "the same"),
     (
         "guard.ask(&Request::Kill { reason: \"no lock allows it any more\".to_owned() }).await;",
         "after orphan.end",
     ),
-    ("let mut guard = Guard::connect(folder).await?;", "after orphan.end"),
+    ("let mut guard = place.guards.connect(folder).await?;", "after orphan.end"),
     ("match race::rewrite(&place.together, claim, form.clone(), None).await {", "begins with rewrite.send"),
     ("match race::rewrite(&self.place.together, self.claim, form.clone(), None).await {", "the same"),
     (
