@@ -338,7 +338,7 @@ impl Daemon {
             floors,
             looks: Looks::default(),
             catching_up: CatchingUp::default(),
-            wards: Wards::default(),
+            wards: Wards::new(now),
             news: mpsc::channel(WAITING_NEWS),
             asked: BTreeMap::new(),
             waiting: Waiting::default(),

@@ -98,12 +98,18 @@ impl Store {
     /// One page of a range, in either order, now or at an earlier revision.
     pub async fn page(&self, range: impl Into<KeyRange>, spec: PageSpec) -> Result<Page, StoreError> {
         let range = range.into();
-        match &self.0 {
-            Backend::Sim(store) => store.page(range, spec).await,
-            Backend::Sqlite(store) => store.page(range, spec).await,
+        let keys_only = spec.keys_only;
+        let mut page = match &self.0 {
+            Backend::Sim(store) => store.page(range, spec).await?,
+            Backend::Sqlite(store) => store.page(range, spec).await?,
             // Large, and part of every task that asks the store for something: only while it is asked.
-            Backend::Etcd(store) => Box::pin(store.page(range, spec)).await,
+            Backend::Etcd(store) => Box::pin(store.page(range, spec)).await?,
+        };
+        if keys_only {
+            // Only etcd's are spared the way.
+            page.entries.iter_mut().for_each(|entry| entry.value = Vec::new());
         }
+        Ok(page)
     }
 
     /// All or nothing. With writes in it and [`StoreError::NoAnswer`] it may have been done, or may yet be.

@@ -3,6 +3,8 @@
 //! Any node can do it, and two at once do no harm: every write compares the floor as it was read, and that no lock and
 //! no record lies where a span is written. It never makes this node the holder of anything.
 
+mod prune;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +25,8 @@ use crate::store::values::{self, Definition, Former, Status};
 use crate::store::{
     Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
+
+pub use self::prune::{prune, prune_rest};
 
 /// A lane to be looked at, with what its warden knows of its job.
 #[derive(Debug, Clone)]
@@ -63,6 +67,8 @@ pub enum Settled {
         open: Option<Timestamp>,
         /// There is more to be looked at right away.
         more: bool,
+        /// How many records and locks of fires lie between the floor before and this one.
+        passed: usize,
     },
     /// The job is gone, and the lane with it.
     Closed,
@@ -144,7 +150,7 @@ pub async fn settle(
     };
     if floor < ward.floor {
         // What lies between the two was not looked at.
-        return Ok(Settled::Upto { floor, open: None, more: true });
+        return Ok(Settled::Upto { floor, open: None, more: true, passed: 0 });
     }
     if floor > now + AHEAD {
         return lower_floor(together, ward, floor, revision, now).await;
@@ -167,9 +173,10 @@ pub async fn settle(
     });
     let floor_key = keys::floor(&ward.job, &ward.lane);
     let is_closed = ward.planned.is_none() && cover.open.is_none() && dues.next_after(cover.floor).is_none();
+    let passed = seen.decided.range(floor..=cover.floor).count() + cover.stretches.len();
     let more = seen.is_cut || cover.stretches.len() == MOST_STRETCHES;
     if cover.floor == floor && cover.stretches.is_empty() && !is_closed {
-        return Ok(Settled::Upto { floor, open: cover.open, more: false });
+        return Ok(Settled::Upto { floor, open: cover.open, more: false, passed: 0 });
     }
     let mut compare = vec![Compare::mod_revision(floor_key.as_str(), revision)];
     let mut then = Vec::new();
@@ -206,7 +213,7 @@ pub async fn settle(
     }
     Ok(match is_closed {
         true => Settled::Closed,
-        false => Settled::Upto { floor: cover.floor, open: cover.open, more },
+        false => Settled::Upto { floor: cover.floor, open: cover.open, more, passed },
     })
 }
 
@@ -239,7 +246,7 @@ async fn lower_floor(
     fail_point!("warden.lower");
     let reply = together.txn([ward.job.as_str()], txn.then([Op::put(key, lower.to_string())])).await?;
     Ok(match reply.succeeded {
-        true => Settled::Upto { floor: lower.instant(), open: None, more: true },
+        true => Settled::Upto { floor: lower.instant(), open: None, more: true, passed: 0 },
         false => Settled::Overtaken,
     })
 }
@@ -256,7 +263,7 @@ async fn make_floor(together: &Together, ward: &Ward, now: Timestamp) -> Result<
     fail_point!("warden.floor");
     let reply = together.txn([ward.job.as_str()], txn.then([Op::put(key, floor.to_string())])).await?;
     Ok(match reply.succeeded {
-        true => Settled::Upto { floor: floor.instant(), open: None, more: false },
+        true => Settled::Upto { floor: floor.instant(), open: None, more: false, passed: 0 },
         false => Settled::Overtaken,
     })
 }
@@ -499,7 +506,7 @@ mod tests {
         desk.put(keys::lock(&lock), "{}").await;
         let settled = desk.look_and_settle().await;
         let open = Some(first + TimeDelta::seconds(20));
-        assert_eq!(settled, Settled::Upto { floor: first, open, more: false });
+        assert_eq!(settled, Settled::Upto { floor: first, open, more: false, passed: 1 });
         assert_eq!(desk.records().await, [""; 0]);
     }
 

@@ -70,6 +70,7 @@ impl Daemon {
         }
         self.look_at_due();
         self.look_at_wards(now);
+        self.prune_rest(now);
     }
 
     /// Whether the store has told what has to be known, and gives signs of life.

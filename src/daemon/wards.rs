@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 
 use super::{Daemon, News};
 use crate::fire::{Fire, FireId, Lane};
-use crate::job::JobName;
+use crate::job::{JobName, Keep};
 use crate::planner::RIPE_AFTER;
 use crate::schedule::Timestamp;
 use crate::store::StoreError;
@@ -20,6 +20,8 @@ use crate::warden::{self, LANES_AT_ONCE, Settled, Ward};
 const LOOK_EVERY: TimeDelta = TimeDelta::seconds(30);
 /// Where a fire is open that may still be run.
 const LOOK_AT_OPEN_EVERY: TimeDelta = TimeDelta::seconds(60);
+/// A lane is looked at so often at the least, also when it has no fires: its records grow old.
+const LOOK_AT_LEAST_EVERY: TimeDelta = TimeDelta::days(1);
 /// After a look that came to nothing.
 const LOOK_AGAIN: TimeDelta = TimeDelta::seconds(5);
 
@@ -29,7 +31,14 @@ pub(super) struct Wards {
     wards: BTreeMap<JobName, Known>,
     due: BTreeSet<(Timestamp, JobName)>,
     under_way: bool,
+    prune_rest_at: Timestamp,
 }
+
+/// After a daemon's start.
+const PRUNE_REST_AFTER: TimeDelta = TimeDelta::minutes(10);
+
+/// How what is left of the past is called when it is shared out; no job's name.
+const PAST: &str = "~past";
 
 #[derive(Debug)]
 struct Known {
@@ -37,21 +46,42 @@ struct Known {
     floor: Timestamp,
     /// None: a look is under way.
     look_at: Option<Timestamp>,
+    pruning: Pruning,
+}
+
+/// When the lane's past is to be looked through.
+#[derive(Debug, Clone, Copy)]
+struct Pruning {
+    /// How many records have come since it was.
+    unpruned: usize,
+    /// The next time, whatever has come.
+    at: Timestamp,
+}
+
+impl Pruning {
+    /// As many records as a quarter of those that are kept are worth a look through all of them.
+    fn is_due(&self, keep: &Keep, now: Timestamp) -> bool {
+        self.unpruned >= (keep.records as usize / 4).max(10) || now >= self.at
+    }
 }
 
 /// What became of a look.
 pub(super) type Looked = Vec<(Ward, Result<Settled, StoreError>)>;
 
 impl Wards {
+    pub fn new(now: Timestamp) -> Wards {
+        Wards { prune_rest_at: now + PRUNE_REST_AFTER, ..Wards::default() }
+    }
+
     /// The next look.
     pub fn next(&self) -> Option<Timestamp> {
         self.due.first().filter(|_| !self.under_way).map(|(at, _)| *at)
     }
 
-    fn put(&mut self, job: &JobName, lane: Lane, floor: Timestamp, look_at: Timestamp) {
+    fn put(&mut self, job: &JobName, lane: Lane, floor: Timestamp, look_at: Timestamp, pruning: Pruning) {
         self.remove(job);
         self.due.insert((look_at, job.clone()));
-        self.wards.insert(job.clone(), Known { lane, floor, look_at: Some(look_at) });
+        self.wards.insert(job.clone(), Known { lane, floor, look_at: Some(look_at), pruning });
     }
 
     fn remove(&mut self, job: &JobName) {
@@ -75,8 +105,8 @@ impl Wards {
         else {
             return;
         };
-        let (lane, floor) = (known.lane.clone(), known.floor);
-        self.put(job, lane, floor, at);
+        let (lane, floor, pruning) = (known.lane.clone(), known.floor, known.pruning);
+        self.put(job, lane, floor, at, pruning);
     }
 
     fn take_due(&mut self, now: Timestamp) -> Vec<(JobName, Lane, Timestamp)> {
@@ -128,7 +158,10 @@ impl Daemon {
             Some(first) if first > now && floor < now => first,
             _ => now,
         };
-        self.wards.put(name, lane, floor, look_at);
+        // Spread over a day, since a node may have a hundred thousand.
+        let soon = LOOK_AT_LEAST_EVERY.as_seconds_f64() * self.place.store.random();
+        let at = now + TimeDelta::seconds(soon as i64);
+        self.wards.put(name, lane, floor, look_at, Pruning { unpruned: 0, at });
     }
 
     /// Begins to look at the lanes whose time has come, in a small task, one batch after the other.
@@ -182,14 +215,17 @@ impl Daemon {
         for (ward, settled) in looked {
             let Ward { job, lane, floor, .. } = ward;
             // Somebody else's by now.
-            if self.wards.wards.get(&job).is_none_or(|known| known.lane != lane || known.look_at.is_some()) {
+            let known = self.wards.wards.get(&job);
+            let Some(known) = known.filter(|known| known.lane == lane && known.look_at.is_none()) else {
                 continue;
-            }
-            let planned = self.planner.get(&job);
-            let open = match &settled {
-                Ok(Settled::Upto { open, .. }) => *open,
-                _ => None,
             };
+            let mut pruning = known.pruning;
+            let planned = self.planner.get(&job);
+            let (open, passed) = match &settled {
+                Ok(Settled::Upto { open, passed, .. }) => (*open, *passed),
+                _ => (None, 0),
+            };
+            pruning.unpruned += passed;
             let (floor, look_at) = match settled {
                 Ok(Settled::Upto { floor, more: true, .. }) => (floor, now),
                 Ok(Settled::Upto { floor, open: Some(open), .. }) => {
@@ -225,9 +261,42 @@ impl Daemon {
             if let Some(open) = open {
                 self.see_to_open(&job, &lane, open);
             }
-            self.wards.put(&job, lane, floor, look_at);
+            if let Some(keep) = self.planner.get(&job).map(|planned| planned.job.keep)
+                && pruning.is_due(&keep, now)
+            {
+                pruning = Pruning { unpruned: 0, at: now + LOOK_AT_LEAST_EVERY };
+                self.prune(job.clone(), lane.clone(), keep);
+            }
+            self.wards.put(&job, lane, floor, look_at.min(now + LOOK_AT_LEAST_EVERY), pruning);
         }
         self.look_at_wards(now);
+    }
+
+    /// Removes what is too old or too much of a lane's past, in a small task.
+    fn prune(&mut self, job: JobName, lane: Lane, keep: Keep) {
+        let (store, clock) = (self.place.store.clone(), self.options.clock);
+        self.chores.spawn(clock.bind(async move {
+            if let Err(error) = warden::prune(&store, &job, &lane, &keep, clock.now()).await {
+                debug!(%job, %lane, %error, "old records are not removed yet");
+            }
+        }));
+    }
+
+    /// Removes, now and then, what is left of the past beside records, if it is this node that does.
+    pub(super) fn prune_rest(&mut self, now: Timestamp) {
+        if now < self.wards.prune_rest_at {
+            return;
+        }
+        self.wards.prune_rest_at = now + LOOK_AT_LEAST_EVERY;
+        if !self.fleet.is_warden(PAST, None) {
+            return;
+        }
+        let (store, clock) = (self.place.store.clone(), self.options.clock);
+        self.chores.spawn(clock.bind(async move {
+            if let Err(error) = warden::prune_rest(&store, now).await {
+                debug!(%error, "what is left of the past is not removed yet");
+            }
+        }));
     }
 
     /// Nobody whose turn it was has claimed this fire: the warden does, where it can.

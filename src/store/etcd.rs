@@ -89,6 +89,9 @@ impl EtcdStore {
         if let Some(at) = spec.at {
             options = options.with_revision(at.0);
         }
+        if spec.keys_only {
+            options = options.with_keys_only();
+        }
         if spec.order == Order::Descending {
             options = options.with_sort(SortTarget::Key, SortOrder::Descend);
         }

@@ -161,6 +161,12 @@ pub fn ended_pause(paused: &str, until: Timestamp) -> String {
     format!("{paused}/{}", act_time(until))
 }
 
+/// When the pause ended of which a key of [`ended_pause`] tells.
+pub fn ended_at(key: &str) -> Option<Timestamp> {
+    let (_, at) = key.rsplit_once('/')?;
+    Some(chrono::NaiveDateTime::parse_from_str(at, ACT_TIME).ok()?.and_utc())
+}
+
 /// What a key under a pause's own was about: the key of the pause.
 pub fn pause_ended(key: &str) -> Option<&str> {
     let (paused, _) = key.rsplit_once('/')?;
@@ -212,8 +218,10 @@ pub fn acts_before(at: Timestamp) -> KeyRange {
 
 /// In milliseconds, so that as texts they sort by time.
 fn act_time(at: Timestamp) -> impl std::fmt::Display {
-    at.format("%Y%m%dT%H%M%S%.3fZ")
+    at.format(ACT_TIME)
 }
+
+const ACT_TIME: &str = "%Y%m%dT%H%M%S%.3fZ";
 
 /// A request to start a job, named by the id of the fire it asks for.
 pub fn request(fire: &Fire) -> String {
@@ -233,6 +241,13 @@ pub fn fire_of(key: &str) -> Option<Fire> {
         return None;
     };
     Some(Fire { job: job.parse().ok()?, lane: lane.parse().ok()?, id: id.parse().ok()? })
+}
+
+/// The fire that a key of `history/` is about, be it its record or a late result.
+pub fn fire_with_record(key: &str) -> Option<Fire> {
+    let path = key.strip_prefix("history/")?;
+    let end = path.match_indices('/').nth(2).map_or(path.len(), |(index, _)| index);
+    fire_of(&format!("history/{}", &path[..end]))
 }
 
 /// The fire that a key of `requests/` asks for; none for requests of another kind.

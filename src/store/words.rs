@@ -382,6 +382,8 @@ pub struct PageSpec {
     /// As it was then. The first page tells its revision; ask for the others at that one.
     pub at: Option<Revision>,
     pub order: Order,
+    /// Entries come without their values.
+    pub keys_only: bool,
 }
 
 impl PageSpec {

@@ -110,6 +110,7 @@ impl Beside<'_> {
             limit: self.maybe().then(|| self.random.random_range(1..4)),
             at: self.maybe().then(|| Revision(self.random.random_range(0..now + 2))),
             order: if self.maybe() { Order::Ascending } else { Order::Descending },
+            keys_only: self.maybe(),
         };
         let expected = self.model.page(&range, &spec);
         let outward = PageSpec { at: spec.at.map(|at| Revision(at.0 + self.base)), ..spec.clone() };
