@@ -3,11 +3,13 @@
 //! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
 //! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
 
+mod cancels;
 mod held_back;
 mod leave;
 mod orphans;
 mod publish;
 mod pursuit;
+mod queued;
 mod retries;
 mod signals;
 pub mod state;
@@ -27,10 +29,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
+use self::cancels::Cancels;
 use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
+use self::queued::Queued;
 use self::retries::Retries;
 use self::signals::{Signal, Signals};
 use self::state::State;
@@ -182,6 +186,10 @@ struct Daemon {
     asked: BTreeMap<String, Fire>,
     /// Fires that wait for a slot.
     waiting: Waiting,
+    /// Fires that wait for their lane.
+    queued: Queued,
+    /// Fires that are to be cancelled.
+    cancels: Cancels,
     /// Fires that wait for the instant of their next attempt.
     retries: Retries,
     /// Fires that were superseded while they waited, and have no record yet.
@@ -243,6 +251,7 @@ enum Wake {
     Pauses(Seen),
     Drain(Seen),
     FireDue,
+    LaneFree(Result<Fire, JoinError>),
     Won(Fire),
     Ended(Result<(Fire, Step), JoinError>),
     ChoreEnded(Result<(), JoinError>),
@@ -291,6 +300,8 @@ impl Daemon {
             decided,
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
+            queued: Queued::default(),
+            cancels: Cancels::default(),
             retries: Retries::default(),
             unrun: VecDeque::new(),
             outdated: Vec::new(),
@@ -339,6 +350,7 @@ impl Daemon {
                     self.race_for_due();
                     self.use_free_slots();
                 }
+                Wake::LaneFree(waited) => self.lane_is_free(waited),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
                 Wake::Orphans(told) => self.told_of_orphans(told),
@@ -376,6 +388,7 @@ impl Daemon {
             Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
             told = self.orphans.next() => Wake::Orphans(told),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
+            Some(waited) = self.queued.next() => Wake::LaneFree(waited),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
             () = tokio::time::sleep(until_due) => Wake::FireDue,
             seen = self.jobs.next() => Wake::Jobs(seen),
@@ -465,20 +478,25 @@ impl Daemon {
         debug!(job = %name, "job removed");
         self.planner.remove(name);
         self.waiting.forget(name);
+        self.queued.forget(name);
     }
 
     fn requests_seen(&mut self, seen: Seen) {
         match seen {
             Seen::All { entries, .. } => {
                 self.asked.clear();
-                self.asked.extend(entries.into_iter().filter_map(requested));
+                self.cancels.clear();
+                for entry in entries {
+                    self.request_seen(entry);
+                }
             }
             Seen::Changes { events, .. } => {
                 for event in events {
                     match event {
-                        Event::Put(entry) => self.asked.extend(requested(entry)),
+                        Event::Put(entry) => self.request_seen(entry),
                         Event::Delete { key, .. } => {
                             self.asked.remove(&key);
+                            self.cancels.remove(&key);
                         }
                     }
                 }
@@ -487,6 +505,13 @@ impl Daemon {
             Seen::OutOfTouch { .. } => {}
         }
         self.race_for_requests();
+    }
+
+    fn request_seen(&mut self, entry: Entry) {
+        match self.cancels.put(&entry) {
+            Some(fire) => self.obey(&fire),
+            None => self.asked.extend(requested(entry)),
+        }
     }
 
     fn nodes_seen(&mut self, seen: Seen) {
@@ -627,7 +652,7 @@ impl Daemon {
 
     /// Races for a fire, or has it wait for a slot.
     fn race_for(&mut self, fire: Fire) {
-        if self.hands.contains_key(&fire) || self.retries.has(&fire) {
+        if self.hands.contains_key(&fire) || self.retries.has(&fire) || self.queued.has(&fire) {
             return;
         }
         match self.held_back.way(&fire, self.options.clock.now()) {
@@ -689,21 +714,28 @@ impl Daemon {
     ) {
         let of = fire.clone();
         let task = self.tasks.spawn(async move { (of, task.await) });
-        self.hands.insert(fire, Hand { task, orders, held: false, kill_after });
+        self.hands.insert(fire.clone(), Hand { task, orders, held: false, kill_after });
+        self.obey(&fire);
     }
 
     /// Puts a fire into the queue for a slot. A scheduled fire of the same job that waits there is superseded.
     fn wait_for_slot(&mut self, fire: Fire) {
         let by = fire.id;
-        let Some(older) = self.waiting.push(fire) else { return };
-        info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for a slot");
+        if let Some(older) = self.waiting.push(fire) {
+            self.supersede(older, by, "a slot");
+        }
+    }
+
+    /// Has a fire recorded that another one has overtaken.
+    fn supersede(&mut self, older: Fire, by: FireId, waited_for: &str) {
+        info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for {waited_for}");
         if self.unrun.len() >= MOST_UNRUN {
             warn!(job = %older.job, fire = %older.id, "too many fires wait for the store, this one gets no record");
             return;
         }
         let unrun = Unrun {
             outcome: Outcome::Skipped,
-            reason: format!("superseded by {by} while it waited for a slot"),
+            reason: format!("superseded by {by} while it waited for {waited_for}"),
             because_of: None,
         };
         self.unrun.push_back((older, unrun));
@@ -775,7 +807,11 @@ impl Daemon {
         self.hands.remove(&fire);
         match step {
             Step::Done => {}
-            Step::Waits(found) => self.retries.push(*found),
+            Step::Busy(busy) => self.wait_for_lane(*busy),
+            Step::Waits(found) => {
+                self.retries.push(*found);
+                self.obey(&fire);
+            }
             // Only a request waits on. It may be that the end of the pause was seen before this.
             Step::HeldBack => self.ask_again = true,
             Step::Refused(error) => {
