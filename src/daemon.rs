@@ -3,6 +3,7 @@
 //! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
 //! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
 
+mod cancels;
 mod due;
 mod fleet;
 mod held_back;
@@ -10,6 +11,7 @@ mod leave;
 mod orphans;
 mod publish;
 mod pursuit;
+mod queued;
 mod retries;
 pub mod signals;
 pub mod state;
@@ -30,12 +32,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
+use self::cancels::Cancels;
 use self::due::{CatchingUp, Looks};
 use self::fleet::Fleet;
 use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
+use self::queued::Queued;
 use self::retries::Retries;
 use self::signals::{Signal, Signals};
 use self::state::{Life, State};
@@ -222,6 +226,10 @@ struct Daemon {
     asked: BTreeMap<String, (Fire, Timestamp)>,
     /// Fires that wait for a slot.
     waiting: Waiting,
+    /// Fires that wait for their lane.
+    queued: Queued,
+    /// Fires that are to be cancelled.
+    cancels: Cancels,
     /// Fires that wait for the instant of their next attempt.
     retries: Retries,
     /// Fires that were superseded while they waited, and have no record yet.
@@ -279,6 +287,7 @@ enum Wake {
     Drains(Seen),
     /// It is time to look at the clock.
     Time,
+    LaneFree(Result<Fire, JoinError>),
     Won(Fire),
     Ended(Result<(Fire, Step), JoinError>),
     ChoreEnded(Result<(), JoinError>),
@@ -342,6 +351,8 @@ impl Daemon {
             news: mpsc::channel(WAITING_NEWS),
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
+            queued: Queued::default(),
+            cancels: Cancels::default(),
             retries: Retries::default(),
             unrun: VecDeque::new(),
             outdated: Vec::new(),
@@ -390,6 +401,7 @@ impl Daemon {
                     self.look_at_time();
                     self.use_free_slots();
                 }
+                Wake::LaneFree(waited) => self.lane_is_free(waited),
                 Wake::News(news) => self.hear_news(news),
                 Wake::Won(fire) => self.hold(&fire),
                 Wake::Ended(ended) => self.ended(ended),
@@ -436,6 +448,7 @@ impl Daemon {
             told = self.orphans.next() => Wake::Orphans(told),
             Some(news) = self.news.1.recv() => Wake::News(news),
             Some(fire) = self.won.1.recv() => Wake::Won(fire),
+            Some(waited) = self.queued.next() => Wake::LaneFree(waited),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
             seen = self.requests.next() => Wake::Requests(seen),
             Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
@@ -545,6 +558,7 @@ impl Daemon {
         debug!(job = %name, "job removed");
         self.planner.remove(name);
         self.waiting.forget(name);
+        self.queued.forget(name);
         self.catching_up.remove(name);
         self.choose_ward(name);
     }
@@ -619,14 +633,18 @@ impl Daemon {
         match seen {
             Seen::All { entries, .. } => {
                 self.asked.clear();
-                self.asked.extend(entries.into_iter().filter_map(requested));
+                self.cancels.clear();
+                for entry in entries {
+                    self.request_seen(entry);
+                }
             }
             Seen::Changes { events, .. } => {
                 for event in events {
                     match event {
-                        Event::Put(entry) => self.asked.extend(requested(entry)),
+                        Event::Put(entry) => self.request_seen(entry),
                         Event::Delete { key, .. } => {
                             self.asked.remove(&key);
+                            self.cancels.remove(&key);
                         }
                     }
                 }
@@ -635,6 +653,13 @@ impl Daemon {
             Seen::OutOfTouch { .. } => {}
         }
         self.race_for_requests();
+    }
+
+    fn request_seen(&mut self, entry: Entry) {
+        match self.cancels.put(&entry) {
+            Some(fire) => self.obey(&fire),
+            None => self.asked.extend(requested(entry)),
+        }
     }
 
     fn nodes_seen(&mut self, seen: Seen) {
@@ -692,7 +717,7 @@ impl Daemon {
 
     /// Races for a fire, or has it wait for a slot.
     fn race_for(&mut self, fire: Fire) {
-        if self.hands.contains_key(&fire) || self.retries.has(&fire) {
+        if self.hands.contains_key(&fire) || self.retries.has(&fire) || self.queued.has(&fire) {
             return;
         }
         match self.held_back.way(&fire, self.options.clock.now()) {
@@ -765,26 +790,28 @@ impl Daemon {
     ) {
         let of = fire.clone();
         let task = self.tasks.spawn(self.options.clock.bind(async move { (of, task.await) }));
-        self.hands.insert(fire, Hand { task, orders, held: false, kill_after });
+        self.hands.insert(fire.clone(), Hand { task, orders, held: false, kill_after });
+        self.obey(&fire);
     }
 
     /// Puts a fire into the queue for a slot. A scheduled fire of the same job that waits there is superseded.
     fn wait_for_slot(&mut self, fire: Fire) {
         let by = fire.id;
         if let Some(older) = self.waiting.push(fire) {
-            self.note_superseded(older, &by);
+            self.supersede(older, by, "a slot");
         }
     }
 
-    fn note_superseded(&mut self, older: Fire, by: &FireId) {
-        info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for a slot");
+    /// Has a fire recorded that another one has overtaken.
+    fn supersede(&mut self, older: Fire, by: FireId, waited_for: &str) {
+        info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for {waited_for}");
         if self.unrun.len() >= MOST_UNRUN {
             warn!(job = %older.job, fire = %older.id, "too many fires wait for the store, this one gets no record");
             return;
         }
         let unrun = Unrun {
             outcome: Outcome::Skipped,
-            reason: format!("superseded by {by} while it waited for a slot"),
+            reason: format!("superseded by {by} while it waited for {waited_for}"),
             because_of: None,
         };
         let job = older.job.clone();
@@ -860,7 +887,11 @@ impl Daemon {
         self.go_on_catching_up(&fire.job);
         match step {
             Step::Done => {}
-            Step::Waits(found) => self.retries.push(*found),
+            Step::Busy(busy) => self.wait_for_lane(*busy),
+            Step::Waits(found) => {
+                self.retries.push(*found);
+                self.obey(&fire);
+            }
             // Only a request waits on. It may be that the end of the pause was seen before this.
             Step::HeldBack => self.ask_again = true,
             Step::Refused(error) => {

@@ -9,12 +9,14 @@
 
 mod claim;
 mod keep;
+mod lane;
 mod orphan;
 mod registration;
 
 pub use claim::{
-    Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, undecided,
+    Begun, Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, undecided,
 };
 pub use keep::{Verified, rewrite, verify};
+pub use lane::{ask_to_stop, until_gone};
 pub use orphan::{Orphan, Taken, close_orphan, is_mine_to_close, look, orphans, take_over};
 pub use registration::{Holding, InTouch, Me, Presence, Refused, Registration, Standing, register_and_stay};

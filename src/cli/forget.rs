@@ -207,6 +207,7 @@ impl Forgetting<'_> {
         ])
         .then([
             Op::delete(keys::lock(fire)),
+            Op::delete(keys::cancel_request(fire)),
             Op::put(keys::record(fire), values::encode_record(&record)),
             Op::put(keys::status(&fire.job, &fire.lane), values::encode(&status)),
         ])

@@ -61,7 +61,7 @@ impl Daemon {
         let due = self.planner.due(now);
         for fire in due.now {
             // Whoever is to run it: one of its job that waits here for a slot has had its time.
-            self.supersede(&fire);
+            self.pass_over_older(&fire);
             self.see_to(fire);
         }
         for (job, fires) in due.missed {
@@ -170,12 +170,15 @@ impl Daemon {
         self.has_planned = true;
     }
 
-    /// Lets go of a scheduled fire of the same lane that waits for a slot: it is superseded by this one.
-    fn supersede(&mut self, by: &Fire) {
-        if let FireId::Scheduled(_) = by.id
-            && let Some(older) = self.waiting.supersede(by)
-        {
-            self.note_superseded(older, &by.id);
+    /// Lets go of scheduled fires of the same lane that wait here for a slot or for the lane: they are superseded by
+    /// this one, whoever is to run it.
+    fn pass_over_older(&mut self, by: &Fire) {
+        let FireId::Scheduled(_) = by.id else { return };
+        if let Some(older) = self.waiting.supersede(by) {
+            self.supersede(older, by.id, "a slot");
+        }
+        if let Some(older) = self.queued.supersede(by) {
+            self.supersede(older, by.id, "its lane");
         }
     }
 }

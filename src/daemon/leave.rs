@@ -22,6 +22,7 @@ impl Daemon {
     pub(super) async fn leave(mut self) {
         self.leaving.cancel();
         self.waiting.clear();
+        self.queued.clear();
         let going_down = self.signals.machine_goes_down().await;
         self.hear_of_wins();
         let (order, patience) = match going_down {

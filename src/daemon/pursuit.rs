@@ -6,8 +6,9 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
+use super::queued::Busy;
 use crate::fire::Fire;
-use crate::job::Job;
+use crate::job::{Job, Overlap};
 use crate::race::{self, Candidate, Found, Raced, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, CameTo, Order, Place};
@@ -34,6 +35,8 @@ pub(super) enum Step {
     Outdated { definition: Revision },
     /// Held back for now; a request waits on.
     HeldBack,
+    /// Another fire has its lane, and it waits for that.
+    Busy(Box<Busy>),
     /// Its lock waits for the instant of its next attempt.
     Waits(Box<Found>),
     /// The store refused, in a way that no other try cures.
@@ -94,14 +97,25 @@ impl Pursuit {
             }
             // Others race for it, or this node's next start does.
             Raced::Leaving => Ok(Step::Done),
-            Raced::Busy { with, lock, revision } => Err(Unrun {
-                outcome: Outcome::Skipped,
-                reason: match with.job == fire.job {
-                    true => format!("overlap: {} is still running", with.id),
-                    false => format!("overlap: {with}, under the job's former name, is still running"),
-                },
-                because_of: Some((lock, revision)),
-            }),
+            Raced::Busy { with, lock, revision } => {
+                let waits = matches!(candidate.overlap, Overlap::Queue | Overlap::Replace);
+                // One that would stop a newer one, or come after it, has been overtaken.
+                let is_overtaken = with.job == fire.job && with.scheduled_at() > fire.scheduled_at();
+                if waits && !is_overtaken {
+                    let (fire, last_start) = (fire.clone(), candidate.policy.last_start);
+                    let overlap = candidate.overlap;
+                    return Ok(Ok(Step::Busy(Box::new(Busy { fire, overlap, with, last_start }))));
+                }
+                Err(Unrun {
+                    outcome: Outcome::Skipped,
+                    reason: match with.job == fire.job {
+                        true if waits => format!("superseded by {}", with.id),
+                        true => format!("overlap: {} is still running", with.id),
+                        false => format!("overlap: {with}, under the job's former name, is still running"),
+                    },
+                    because_of: Some((lock, revision)),
+                })
+            }
             Raced::TooLate => {
                 Err(Unrun { outcome: Outcome::Missed, reason: "too late".to_owned(), because_of: None })
             }

@@ -22,6 +22,11 @@ impl Retries {
         self.0.values().any(|found| found.fire == *fire)
     }
 
+    pub fn take(&mut self, fire: &Fire) -> Option<Found> {
+        let key = self.0.iter().find(|(_, found)| found.fire == *fire).map(|(key, _)| key.clone())?;
+        self.0.remove(&key)
+    }
+
     fn next_due(&self) -> Option<Timestamp> {
         self.0.keys().next().map(|(due, _)| *due)
     }

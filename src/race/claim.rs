@@ -12,7 +12,7 @@ use crate::fail_point;
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, Overlap};
 use crate::record::{Outcome, Record, Writer};
-use crate::store::values::{self, Lock, LockPolicy, LockState, Status, Unreadable};
+use crate::store::values::{self, CancelRequest, Lock, LockPolicy, LockState, Status, Unreadable};
 use crate::store::{
     Compare, Entry, Is, KeyRange, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
@@ -558,19 +558,36 @@ pub(super) async fn all_locks(store: &Store) -> Result<Vec<Found>, StoreError> {
     Ok(store.list(keys::locks()).await?.entries.into_iter().filter_map(read).collect())
 }
 
+/// What became of an attempt to begin.
+#[derive(Debug)]
+pub enum Begun {
+    Claimed(Box<Claim>),
+    /// The fire is to be cancelled, for this reason.
+    Cancelled(String),
+    /// The lock is no longer as it was found, or this node is drained.
+    Left,
+}
+
+/// What the record of a fire is to say that is to be cancelled.
+pub(super) fn cancel_reason(entry: &Entry) -> String {
+    let request = values::decode::<CancelRequest>(&entry.key, &entry.value);
+    request.map_or_else(|_| "cancelled".to_owned(), |request| request.reason)
+}
+
 /// Begins the next attempt of a fire whose lock is this node's: it waits, or its command never started and the caller
 /// has made sure that it never will, or ended.
 ///
-/// `hold`: that of the job as it is now. `None`: the lock is no longer as it was found.
+/// `hold`: that of the job as it is now.
 pub async fn begin_again(
     store: &Store,
     standing: &mut Standing,
     clock: &Clock,
     found: &Found,
     hold: Option<Duration>,
-) -> Result<Option<Claim>, StoreError> {
+) -> Result<Begun, StoreError> {
     let me = standing.me.clone();
     let key = keys::lock(&found.fire);
+    let cancel_key = keys::cancel_request(&found.fire);
     let attempt = found.lock.attempt + 1;
     let mut told = false;
     let mut first_sent = None;
@@ -582,6 +599,7 @@ pub async fn begin_again(
         let mut compare = vec![
             Compare::mod_revision(key.as_str(), found.revision),
             Compare::absent(keys::drained(&me.name)),
+            Compare::absent(cancel_key.as_str()),
         ];
         compare.extend(registration.compares());
         let txn = Txn::when(compare)
@@ -589,11 +607,16 @@ pub async fn begin_again(
                 Op::put(key.as_str(), values::encode(&lock)),
                 Op::get(keys::status(&found.fire.job, &found.fire.lane)),
             ])
-            .otherwise([Op::get(key.as_str()), Op::get(keys::drained(&me.name))]);
+            .otherwise([
+                Op::get(key.as_str()),
+                Op::get(keys::drained(&me.name)),
+                Op::get(cancel_key.as_str()),
+            ]);
         let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
         let in_touch = *first_sent.get_or_insert(now);
         let won = |lock, revision, status| {
-            Some(Claim { fire: found.fire.clone(), lock, revision, token: revision, in_touch, status })
+            let fire = found.fire.clone();
+            Begun::Claimed(Box::new(Claim { fire, lock, revision, token: revision, in_touch, status }))
         };
         fail_point!("again.send");
         match store.txn(txn).await {
@@ -602,9 +625,12 @@ pub async fn begin_again(
                 return Ok(won(lock, reply.revision, status));
             }
             Ok(reply) => match reply.got(0).first() {
+                Some(entry) if entry.mod_revision == found.revision && !reply.got(2).is_empty() => {
+                    return Ok(Begun::Cancelled(cancel_reason(&reply.got(2)[0])));
+                }
                 Some(entry) if entry.mod_revision == found.revision && !reply.got(1).is_empty() => {
                     debug!(job = %found.fire.job, fire = %found.fire.id, "not begun again: this node is drained");
-                    return Ok(None);
+                    return Ok(Begun::Left);
                 }
                 Some(entry) if entry.mod_revision == found.revision => {
                     // As it was, so it is the registration that moved.
@@ -617,9 +643,9 @@ pub async fn begin_again(
                     // An answer of ours that never came: nobody else writes our name.
                     return Ok(there
                         .filter(|there| there.is_of(&me.name, me.start, attempt))
-                        .and_then(|there| won(there, entry.mod_revision, None)));
+                        .map_or(Begun::Left, |there| won(there, entry.mod_revision, None)));
                 }
-                None => return Ok(None),
+                None => return Ok(Begun::Left),
             },
             Err(error) => {
                 let pause = pause_after(store, &error).ok_or_else(|| error.clone())?;

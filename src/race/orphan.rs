@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::claim::{Claim, Found, all_locks, pause_after};
+use super::claim::{Claim, Found, all_locks, cancel_reason, pause_after};
 use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
@@ -110,6 +110,8 @@ pub enum Taken {
     Changed,
     /// Its job is gone, so it cannot be run: close it.
     JobGone,
+    /// It is to be cancelled, for this reason: close it.
+    Cancelled(String),
 }
 
 /// Makes this node the holder of an orphan whose time has come: as its next attempt, or between two where it is too
@@ -126,6 +128,7 @@ pub async fn take_over(
     let me = standing.me.clone();
     let Orphan { found, .. } = orphan;
     let key = keys::lock(&found.fire);
+    let cancel_key = keys::cancel_request(&found.fire);
     let former = match found.lock.state {
         LockState::Waiting => found.lock.clone(),
         LockState::Held => found.lock.waiting(&lost(&found.lock), None),
@@ -144,6 +147,7 @@ pub async fn take_over(
         let mut compare = orphan.compares().to_vec();
         compare.push(Compare::present(keys::job(&found.fire.job)));
         compare.push(Compare::absent(keys::drained(&me.name)));
+        compare.push(Compare::absent(cancel_key.as_str()));
         compare.extend(registration.compares());
         let txn = Txn::when(compare)
             .then([
@@ -155,6 +159,7 @@ pub async fn take_over(
                 Op::get(keys::job(&found.fire.job)),
                 Op::get(keys::epoch(&me.name)),
                 Op::get(keys::node(&me.name)),
+                Op::get(cancel_key.as_str()),
             ]);
         let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
         let in_touch = *first_sent.get_or_insert(now);
@@ -180,6 +185,9 @@ pub async fn take_over(
                 }
                 if reply.got(1).is_empty() {
                     return Ok(Taken::JobGone);
+                }
+                if let Some(request) = reply.got(4).first() {
+                    return Ok(Taken::Cancelled(cancel_reason(request)));
                 }
                 if is_registered(&reply, &registration) {
                     debug!(job = %found.fire.job, fire = %found.fire.id, "not taken over: its holder is back");
@@ -248,6 +256,7 @@ pub async fn close_orphan(
         let txn = Txn::when(compare)
             .then([
                 Op::delete(lock_key.as_str()),
+                Op::delete(keys::cancel_request(fire)),
                 Op::put(record_key.as_str(), values::encode_record(record)),
                 Op::put(status_key.as_str(), values::encode(&Status::after(before.as_ref(), record))),
             ])

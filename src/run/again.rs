@@ -14,7 +14,7 @@ use super::{End, Order, Place};
 use crate::fail_point;
 use crate::guard::How;
 use crate::job::{Job, Promise};
-use crate::race::{self, Claim, Found, Standing};
+use crate::race::{self, Begun, Claim, Found, Standing};
 use crate::record::{Outcome, Past, Record};
 use crate::schedule::Timestamp;
 use crate::store::StoreError;
@@ -159,8 +159,11 @@ pub(super) async fn begin(
                   attempt = found.lock.attempt + 1, "trying again");
             let hold = super::hold_of(job, &found.fire.lane);
             fail_point!("again.begin");
-            let begun = race::begin_again(&place.store, standing, &place.clock, &found, hold).await?;
-            return Ok(begun.map_or(Next::Left, Next::Claimed));
+            match race::begin_again(&place.store, standing, &place.clock, &found, hold).await? {
+                Begun::Claimed(claim) => return Ok(Next::Claimed(*claim)),
+                Begun::Left => return Ok(Next::Left),
+                Begun::Cancelled(reason) => (Outcome::Cancelled, reason),
+            }
         }
     };
     warn!(job = %fire.job, fire = %fire.id, reason, "not tried again");

@@ -58,6 +58,7 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
         let txn = Txn::when([Compare::mod_revision(lock_key.as_str(), revision)])
             .then([
                 Op::delete(lock_key.as_str()),
+                Op::delete(keys::cancel_request(&fire)),
                 Op::put(record_key.as_str(), value.as_slice()),
                 Op::put(status_key.as_str(), status.as_slice()),
             ])

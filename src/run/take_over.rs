@@ -12,6 +12,9 @@ use crate::record::{Outcome, Record, Writer};
 use crate::store::StoreError;
 use crate::store::values::LockState;
 
+/// What a record says of a run that nobody saw end.
+const LOST: &str = "its node was lost";
+
 /// Runs an orphan's fire again where that was promised, or goes on to wait for its next attempt; else records it.
 ///
 /// Errors: the store refuses.
@@ -26,6 +29,7 @@ pub async fn take_over(
     let fire = orphan.found.fire.clone();
     let held = lock.state == LockState::Held;
     let again = job.filter(|_| may_run_again(lock, held, place.clock.now()));
+    let mut cancelled = None;
     if let Some(job) = again {
         let hold = super::hold_of(job, &fire.lane);
         fail_point!("over.begin");
@@ -45,9 +49,19 @@ pub async fn take_over(
             }
             Taken::Changed => return Ok(CameTo::Parted),
             Taken::JobGone => {}
+            Taken::Cancelled(reason) => cancelled = Some(reason),
         }
     }
-    let record = lost_record(place, standing, &orphan, job.is_some());
+    let (outcome, reason) = match (lock.state, cancelled) {
+        (LockState::Held, None) => (Outcome::Lost, LOST.to_owned()),
+        // Whether it obeyed, nobody saw.
+        (LockState::Held, Some(reason)) => (Outcome::Lost, format!("{LOST}; not run again: {reason}")),
+        (LockState::Waiting, Some(reason)) => (Outcome::Cancelled, reason),
+        (LockState::Waiting, None) => {
+            (unrun_outcome(lock), if job.is_some() { TOO_LATE } else { JOB_GONE }.to_owned())
+        }
+    };
+    let record = unrun_record(place, standing, &orphan, outcome, reason);
     fail_point!("over.close");
     if !race::close_orphan(&place.store, standing, &orphan, &record).await? {
         return Ok(CameTo::Parted);
@@ -59,17 +73,19 @@ pub async fn take_over(
 
 /// What is known of a fire that is not run again. Written by who closes it, so that its holder, should it be back,
 /// keeps its true result beside it.
-fn lost_record(place: &Place, standing: &Standing, orphan: &Orphan, has_job: bool) -> Record {
+fn unrun_record(
+    place: &Place,
+    standing: &Standing,
+    orphan: &Orphan,
+    outcome: Outcome,
+    reason: String,
+) -> Record {
     let lock = &orphan.found.lock;
-    let (outcome, reason) = match lock.state {
-        LockState::Held => (Outcome::Lost, "its node was lost"),
-        LockState::Waiting => (unrun_outcome(lock), if has_job { TOO_LATE } else { JOB_GONE }),
-    };
     with_last_failure(Record {
         span: None,
         fire: orphan.found.fire.clone(),
         outcome,
-        reason: Some(reason.to_owned()),
+        reason: Some(reason),
         run: Some(lock.facts(orphan.found.revision)),
         past: lock.past(),
         writer: Writer::Node { node: standing.me.name.clone(), node_start: standing.me.start },

@@ -228,6 +228,16 @@ pub fn request(fire: &Fire) -> String {
     format!("requests/{}/{}", fire.job, fire.id)
 }
 
+/// A request to stop a fire. It is there only while the fire has a lock.
+pub fn cancel_request(fire: &Fire) -> String {
+    match &fire.lane {
+        Lane::OneNode => format!("requests/{}/{CANCEL}{}", fire.job, fire.id),
+        lane @ Lane::Node(_) => format!("requests/{}/{CANCEL}{}{lane}", fire.job, fire.id),
+    }
+}
+
+const CANCEL: &str = "cancel-";
+
 pub fn requests() -> KeyRange {
     KeyRange::prefix("requests/")
 }
@@ -258,6 +268,15 @@ pub fn fire_requested(key: &str) -> Option<Fire> {
     Some(Fire::new(job.parse().ok()?, id))
 }
 
+/// The fire that a key of `requests/` asks to stop; none for requests of another kind.
+pub fn fire_to_cancel(key: &str) -> Option<Fire> {
+    let (job, rest) = key.strip_prefix("requests/")?.split_once('/')?;
+    let rest = rest.strip_prefix(CANCEL)?;
+    let (id, lane) = rest.split_at(rest.find('@').unwrap_or(rest.len()));
+    let lane = if lane.is_empty() { Lane::OneNode } else { lane.parse().ok()? };
+    Some(Fire { job: job.parse().ok()?, lane, id: id.parse().ok()? })
+}
+
 /// What a key of `jobs/`, `nodes/` or `sources/` names: all behind the first segment, so that a key that somebody put
 /// deeper than ours lie does not pass for another's.
 pub fn name_of(key: &str) -> &str {
@@ -280,6 +299,9 @@ mod tests {
             assert_eq!(fire_of(&lock(&fire)), Some(fire.clone()));
             assert_eq!(fire_of(&record(&fire)), Some(fire.clone()));
             assert_eq!(fire_of(&late_record(&fire, "x", 1)), None);
+            assert_eq!(fire_to_cancel(&cancel_request(&fire)), Some(fire.clone()));
+            assert_eq!(fire_requested(&cancel_request(&fire)), None);
+            assert_eq!(fire_to_cancel(&request(&fire)), None);
         }
         for key in
             ["", "locks/a", "jobs/a/-/20261130T020000Z", "locks/a/-/nonsense", "locks/A/-/20261130T020000Z"]

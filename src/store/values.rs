@@ -799,6 +799,23 @@ impl Request {
     }
 }
 
+/// A value of `requests/`: that a fire be stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CancelRequest {
+    v: u32,
+    /// Another fire, or `user@host` as a claim, not as proof.
+    pub by: String,
+    pub at: Timestamp,
+    /// What the record is to say.
+    pub reason: String,
+}
+
+impl CancelRequest {
+    pub fn new(by: String, at: Timestamp, reason: String) -> CancelRequest {
+        CancelRequest { v: VERSION, by, at, reason }
+    }
+}
+
 /// A value of `paused/` and `drained/`: that somebody holds claims back. That the key is there is what counts; this tells
 /// people why.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

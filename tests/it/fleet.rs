@@ -12,6 +12,7 @@ mod fail_points;
 mod holds;
 mod many_nodes;
 mod outages;
+mod overlaps;
 mod retries;
 mod shutdown;
 mod takeover;

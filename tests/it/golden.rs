@@ -9,8 +9,8 @@ use fleetcron::guard::folder::{Found, Started};
 use fleetcron::guard::link::{Answer, Request as Ask};
 use fleetcron::guard::{Ended, RunFolder, Spec};
 use fleetcron::store::values::{
-    self, Act, Definition, Epoch, HoldBack, Lock, Presence, Request, SourceState, Status, decode_record,
-    encode_record,
+    self, Act, CancelRequest, Definition, Epoch, HoldBack, Lock, Presence, Request, SourceState, Status,
+    decode_record, encode_record,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -60,6 +60,7 @@ fn every_value_of_the_store_reads_back_as_it_was_written() {
     check_value::<Lock>("lock-1-waiting");
     check_value::<Status>("status-1");
     check_value::<Request>("request-1");
+    check_value::<CancelRequest>("cancel-request-1");
     check_value::<HoldBack>("hold-back-1");
     check_value::<HoldBack>("hold-back-1-least");
     check_value::<Act>("act-1");

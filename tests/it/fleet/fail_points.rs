@@ -49,6 +49,8 @@ enum Before {
     KilledAndEnded,
     /// The same, but the daemon was stopped in order while the command ran.
     StoppedInRun,
+    /// As `Asked`, of a job whose next fire has the one before it stopped.
+    Replaces,
     /// A request whose command ran on another node, of which nothing is left.
     LostOther,
     /// The same, and then the job was removed.
@@ -143,6 +145,9 @@ const DRIVES: &[Drive] = &[
     drive("finish.send", Scheduled, &[], &[]),
     drive("finish.pause", Asked, &["finish.send"], &[AwaitWait, LockFile, GoOn]),
     drive("finish.late", Asked, &["finish.send"], &[AwaitWait, CloseByOther, GoOn]),
+    drive("stop.send", Replaces, &[], &[AwaitStart, Ask]),
+    drive("stop.pause", Replaces, &["stop.send"], &[AwaitStart, Ask, AwaitWait, LockFile, GoOn]),
+    drive("lane.wait", Replaces, &[], &[AwaitStart, Ask]),
     drive("orphans.list", Scheduled, &[], &[]),
     drive("orphan.look", LostOther, &[], &[]),
     drive("over.begin", LostOther, &[], &[]),
@@ -422,11 +427,11 @@ impl World {
             fleet.store.txn(Txn::new().then([op])).await.unwrap();
             return;
         }
-        fleet.sync(&self.jobs()).await;
+        fleet.sync(&self.jobs(before)).await;
         self.asked.push(fleet.ask("once").await);
         let died = match before {
             Scheduled | BesideASilentOne | WithoutFloor | WithFloorAhead | DefinedAnew | OnEveryNode
-            | Asked => return,
+            | Asked | Replaces => return,
             DiedAt(point) | DiedAtAndRemoved(point) => {
                 let mut node = fleet.node("a").fail_at(point).start();
                 node.wait_for_death(fleet).await;
@@ -457,9 +462,13 @@ impl World {
         self.earlier.push(died);
     }
 
-    fn jobs(&self) -> String {
+    fn jobs(&self, before: Before) -> String {
         let command = quoted(&self.fleet.marking("exec sleep 3"));
-        format!("[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\nhold = '6s'\nkill_after = '1s'\n")
+        let overlap = if before == Replaces { "replace" } else { "skip" };
+        format!(
+            "[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\nhold = '6s'\nkill_after = '1s'\n\
+             overlap = '{overlap}'\n"
+        )
     }
 
     async fn await_start(&self) {
@@ -519,7 +528,7 @@ impl World {
                     })
                     .await;
                 if let DiedAtAndRemoved(_) | LostOtherAndRemoved = before {
-                    fleet.sync(&self.jobs()).await;
+                    fleet.sync(&self.jobs(before)).await;
                 }
                 // The lane is free: the next one runs.
                 let next = fleet.ask("once").await;
