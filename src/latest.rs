@@ -115,7 +115,8 @@ mod tests {
         assert_eq!((one.changed().await, one.get()), (Ok(()), 3));
         assert_eq!(two.take_in(), 3);
         let mut three = tell.subscribe();
-        let waiting = tokio::spawn(async move { (three.changed().await, three.get(), three.changed().await) });
+        let waiting =
+            tokio::spawn(async move { (three.changed().await, three.get(), three.changed().await) });
         tokio::task::yield_now().await;
         tell.send(4);
         tokio::task::yield_now().await;

@@ -43,7 +43,10 @@ fn at_most_once_starts_once(runs: &[Run], found: &mut Vec<Violation>) {
     let mut seen = BTreeSet::new();
     for run in runs.iter().filter(|run| jobs::kind_of(&run.fire.job).at_most_once) {
         if !seen.insert(&run.fire) {
-            found.push(format!("{} promises at most one start, and attempt {} was another", run.fire, run.attempt));
+            found.push(format!(
+                "{} promises at most one start, and attempt {} was another",
+                run.fire, run.attempt
+            ));
         }
     }
 }
@@ -70,7 +73,10 @@ fn no_two_overlap(runs: &[Run], found: &mut Vec<Violation>) {
                 && until.min(to) > from + ROUNDING
             {
                 let (one, two) = (name(other), name(run));
-                found.push(format!("{lane}: {one} and {two} ran at once from {from:?} for {:?}", until.min(to) - from));
+                found.push(format!(
+                    "{lane}: {one} and {two} ran at once from {from:?} for {:?}",
+                    until.min(to) - from
+                ));
             }
             if last.is_none_or(|(until, _)| to > until) {
                 last = Some((to, run));

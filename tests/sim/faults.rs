@@ -35,6 +35,18 @@ pub enum Kind {
     StormOfLosses,
 }
 
+impl Kind {
+    pub const ALL: [Kind; WEIGHTS.len()] = {
+        let mut all = [Kind::CutOff; WEIGHTS.len()];
+        let mut number = 0;
+        while number < WEIGHTS.len() {
+            all[number] = WEIGHTS[number].0;
+            number += 1;
+        }
+        all
+    };
+}
+
 /// How often each is drawn, in the mix of all and in the one that protocol.md asks for beside it.
 const WEIGHTS: &[(Kind, u32, u32)] = &[
     (Kind::CutOff, 10, 0),
@@ -139,7 +151,8 @@ impl Weather {
 
     /// Ends what is due to end.
     pub fn end(&mut self, fleet: &mut Fleet, now: Duration) {
-        let (mut due, later) = std::mem::take(&mut self.ends).into_iter().partition::<Vec<_>, _>(|end| end.0 <= now);
+        let (mut due, later) =
+            std::mem::take(&mut self.ends).into_iter().partition::<Vec<_>, _>(|end| end.0 <= now);
         self.ends = later;
         due.sort_by_key(|(at, number, _)| (*at, *number));
         for (_, _, end) in due {
@@ -238,7 +251,8 @@ impl Weather {
             Kind::CutOff => {
                 // Any subset: at least this one.
                 for other in 0..fleet.nodes.len() {
-                    if (other == node || fleet.random.random_range(0..4) == 0) && !fleet.nodes[other].cut_off {
+                    if (other == node || fleet.random.random_range(0..4) == 0) && !fleet.nodes[other].cut_off
+                    {
                         fleet.cut_off(other);
                         self.ends_in(fleet, length, End::Heal(other));
                     }
@@ -251,7 +265,8 @@ impl Weather {
             Kind::OneLeaseGone => {
                 let key = keys::node(&fleet.nodes[node].name);
                 let entries = fleet.sim.dump();
-                let Some(lease) = entries.iter().find(|entry| entry.key == key).and_then(|entry| entry.lease) else {
+                let Some(lease) = entries.iter().find(|entry| entry.key == key).and_then(|entry| entry.lease)
+                else {
                     return false;
                 };
                 fleet.say("st", format!("the lease of n{node} is gone"));
@@ -285,7 +300,8 @@ impl Weather {
                 self.ends_in(fleet, length, End::ThawHost(node));
             }
             Kind::ClockStepped => {
-                let most = [10, 100, 4_000][fleet.random.random_range(0..3_usize)];
+                // After a large one a node plans nothing for long.
+                let most = [10, 10, 60, 60, 60, 60, 60, 4_000][fleet.random.random_range(0..8_usize)];
                 let by = fleet.random.random_range(-most..most);
                 fleet.step_clock(node, TimeDelta::seconds(by));
             }
@@ -350,7 +366,8 @@ impl Weather {
 /// A guard that is killed while no daemon watches leaves a command that nobody can stop: a limit that users are told.
 fn watches_over_its_runs(fleet: &Fleet, node: usize) -> bool {
     let up_for = |daemon: &crate::fleet::Daemon| fleet.truth.story().now() - daemon.since;
-    let long_enough = fleet.nodes[node].daemon.as_ref().is_some_and(|daemon| up_for(daemon) > Duration::from_secs(60));
+    let long_enough =
+        fleet.nodes[node].daemon.as_ref().is_some_and(|daemon| up_for(daemon) > Duration::from_secs(60));
     long_enough && !fleet.nodes[node].cut_off
 }
 

@@ -62,7 +62,8 @@ pub struct Defined {
 
 /// All of them as they are at first.
 pub fn at_first() -> Vec<Defined> {
-    let first = |(kind, of): (usize, &Kind)| Defined { kind, there: true, hold: of.hold.as_secs(), slower: 0 };
+    let first =
+        |(kind, of): (usize, &Kind)| Defined { kind, there: true, hold: of.hold.as_secs(), slower: 0 };
     KINDS.iter().enumerate().map(first).collect()
 }
 

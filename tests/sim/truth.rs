@@ -99,7 +99,11 @@ impl Truth {
         let mut story = self.story();
         let now = story.now();
         let Some(since) = story.still.remove(&node) else { return };
-        let running: Vec<usize> = story.running.range((node, String::new())..(node + 1, String::new())).map(|(_, run)| *run).collect();
+        let running: Vec<usize> = story
+            .running
+            .range((node, String::new())..(node + 1, String::new()))
+            .map(|(_, run)| *run)
+            .collect();
         for run in running {
             story.runs[run].still.push((since, now));
         }
@@ -205,7 +209,11 @@ impl Stage for OfNode {
             Happened::Noted => {
                 let FolderName { fire, attempt } = name.parse().expect("a run file's name");
                 let node = self.node;
-                let newest = story.runs.iter_mut().rev().find(|run| run.node == node && run.fire == fire && run.attempt == attempt);
+                let newest = story
+                    .runs
+                    .iter_mut()
+                    .rev()
+                    .find(|run| run.node == node && run.fire == fire && run.attempt == attempt);
                 // Of one that never started there is nothing to lose.
                 if let Some(run) = newest {
                     run.noted = true;
