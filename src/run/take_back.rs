@@ -5,7 +5,7 @@ use tokio::sync::watch as channel;
 use tracing::{info, warn};
 
 use super::again::{self, Next};
-use super::close::close;
+use super::close::{clear, close};
 use super::spec::no_spec;
 use super::watch::{Watch, Watched};
 use super::{Attempt, CameTo, End, Order, Place, run};
@@ -34,7 +34,10 @@ pub async fn take_back(
 ) -> Result<CameTo, StoreError> {
     let _holding = standing.hold();
     let came_to = match found.lock.state {
-        LockState::Waiting => Attempt::Again(found),
+        LockState::Waiting => {
+            clear_what_is_over(place, &found);
+            Attempt::Again(found)
+        }
         LockState::Held => see_to(place, standing, found, &mut orders).await?,
     };
     let found = match came_to {
@@ -51,6 +54,16 @@ pub async fn take_back(
         (Next::Over(written), _) => Ok(CameTo::Over(Box::new(written))),
         (Next::Waits(found), _) => Ok(CameTo::Waits(Box::new(found))),
         (Next::Claimed(_) | Next::Left, _) => Ok(CameTo::Parted),
+    }
+}
+
+/// Clears the files away of an attempt that the lock tells to be over: the daemon before this one may have come no
+/// further than to say so.
+fn clear_what_is_over(place: &Place, found: &Found) {
+    let name = FolderName { fire: found.fire.clone(), attempt: found.lock.attempt };
+    let Some(folder) = RunFolder::open(&place.runs, &name) else { return };
+    if let Err(error) = clear(place, &folder, &name.fire, name.attempt) {
+        warn!(folder = %folder.path().display(), %error, "the run file could not be cleared away");
     }
 }
 

@@ -35,6 +35,18 @@ pub enum Kind {
     StormOfLosses,
 }
 
+impl Kind {
+    pub const ALL: [Kind; WEIGHTS.len()] = {
+        let mut all = [Kind::CutOff; WEIGHTS.len()];
+        let mut number = 0;
+        while number < WEIGHTS.len() {
+            all[number] = WEIGHTS[number].0;
+            number += 1;
+        }
+        all
+    };
+}
+
 /// How often each is drawn, in the mix of all and in the one that protocol.md asks for beside it.
 const WEIGHTS: &[(Kind, u32, u32)] = &[
     (Kind::CutOff, 10, 0),
@@ -288,7 +300,8 @@ impl Weather {
                 self.ends_in(fleet, length, End::ThawHost(node));
             }
             Kind::ClockStepped => {
-                let most = [10, 100, 4_000][fleet.random.random_range(0..3_usize)];
+                // After a large one a node plans nothing for long.
+                let most = [10, 10, 60, 60, 60, 60, 60, 4_000][fleet.random.random_range(0..8_usize)];
                 let by = fleet.random.random_range(-most..most);
                 fleet.step_clock(node, TimeDelta::seconds(by));
             }

@@ -19,12 +19,13 @@ use fleetcron::run::{Account, Place};
 use fleetcron::schedule::Timestamp;
 use fleetcron::store::sim::Sim;
 use fleetcron::store::values::{self, HoldBack, Request};
-use fleetcron::store::{Access, Op, Store, Together, Txn, keys};
+use fleetcron::store::{Access, Compare, Op, Store, Together, Txn, keys};
 use fleetcron::sync;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
@@ -319,24 +320,31 @@ impl Fleet {
         let fire = Fire::new(job.parse().expect("a job's name"), id);
         self.truth.say("op", format!("asks for {fire}"));
         let value = values::encode(&Request::new("simulated".to_owned(), self.now()));
-        self.put(keys::request(&fire), value);
+        // As `fleetcron start` does: what a claim has used up has left a lock, or a record.
+        let known = [keys::request(&fire), keys::lock(&fire), keys::record(&fire)];
+        let absent = known.iter().map(|key| Compare::absent(key.as_str()));
+        let compare = [Compare::present(keys::job(&fire.job))].into_iter().chain(absent);
+        self.act(Txn::when(compare).then([Op::put(keys::request(&fire), value)]));
     }
 
     pub fn hold_back(&mut self, key: String, until: Option<Timestamp>) {
         self.truth.say("op", format!("puts {key}"));
         let value = values::encode(&HoldBack::new("simulated".to_owned(), self.now(), None, until));
-        self.put(key, value);
+        self.act(Txn::new().then([Op::put(key, value)]));
     }
 
     pub fn let_go(&mut self, key: String) {
         self.truth.say("op", format!("deletes {key}"));
-        let store = self.operator.clone();
-        self.acts.spawn(async move { persist(&store, Op::delete(key)).await });
+        self.act(Txn::new().then([Op::delete(key)]));
     }
 
-    fn put(&mut self, key: String, value: Vec<u8>) {
+    fn act(&mut self, txn: Txn) {
         let store = self.operator.clone();
-        self.acts.spawn(async move { persist(&store, Op::put(key, value)).await });
+        self.acts.spawn(async move {
+            while store.txn(txn.clone()).await.is_err() {
+                sleep(Duration::from_millis(500)).await;
+            }
+        });
     }
 
     /// Waits until the operator has nothing more to do.
@@ -356,13 +364,6 @@ impl Fleet {
     fn ulid(&mut self) -> Ulid {
         let millis = self.now().timestamp_millis().unsigned_abs();
         Ulid::from_parts(millis, self.random.random())
-    }
-}
-
-/// An operator tries until it is done.
-async fn persist(store: &Store, op: Op) {
-    while store.txn(Txn::new().then([op.clone()])).await.is_err() {
-        tokio::time::sleep(Duration::from_millis(500)).await;
     }
 }
 

