@@ -210,6 +210,8 @@ struct Daemon {
     catching_up: CatchingUp,
     wards: Wards,
     fleet: Fleet,
+    /// Since boot: since when the store tells that this node is not there.
+    missing_since: Option<Duration>,
     /// What small tasks tell.
     news: (mpsc::Sender<News>, mpsc::Receiver<News>),
     jobs: Follow,
@@ -348,6 +350,7 @@ impl Daemon {
             looks: Looks::default(),
             catching_up: CatchingUp::default(),
             wards: Wards::new(now),
+            missing_since: None,
             news: mpsc::channel(WAITING_NEWS),
             asked: BTreeMap::new(),
             waiting: Waiting::default(),

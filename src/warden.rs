@@ -88,10 +88,12 @@ const _: () = assert!(LANES_AT_ONCE * READS <= MOST_OPS);
 pub async fn look(store: &Store, clock: &Clock, wards: &[Ward]) -> Result<Vec<Seen>, StoreError> {
     let now = clock.now();
     let reads = wards.iter().flat_map(|Ward { job, lane, floor, .. }| {
+        // Stores refuse a range that can hold nothing.
+        let until = now.max(*floor + TimeDelta::seconds(1));
         [
             Op::get(keys::floor(job, lane)),
-            Op::get_first(keys::locks_between(job, lane, *floor, now.max(*floor)), FIRES_AT_ONCE),
-            Op::get_first(keys::records_between(job, lane, *floor, now.max(*floor)), FIRES_AT_ONCE),
+            Op::get_first(keys::locks_between(job, lane, *floor, until), FIRES_AT_ONCE),
+            Op::get_first(keys::records_between(job, lane, *floor, until), FIRES_AT_ONCE),
             Op::get(keys::status(job, lane)),
         ]
     });

@@ -22,6 +22,9 @@ const FIRES_AT_ONCE: usize = 60;
 /// A longer time without a renewal of the lease, and nothing is planned: what comes due meanwhile is a gap.
 const OUT_OF_TOUCH: Duration = Duration::from_secs(4);
 
+/// A loss of the lease is seen by the registration itself, in less than this.
+const MISSING_FOR: Duration = Duration::from_secs(5);
+
 /// A clock that is set back by less than this is not worth a word.
 const CLOCK_WAVERS: TimeDelta = TimeDelta::seconds(5);
 
@@ -54,6 +57,7 @@ impl Daemon {
         self.looked = self.options.clock.since_boot();
         let now = self.options.clock.now();
         self.end_pauses(now);
+        self.look_at_registration();
         if !self.can_plan() {
             return;
         }
@@ -71,6 +75,26 @@ impl Daemon {
         self.look_at_due();
         self.look_at_wards(now);
         self.prune_rest(now);
+    }
+
+    /// Registers anew when the store has told for a while that this node is not there: somebody has taken the key out,
+    /// and its lease is as it was, so nothing else would tell.
+    fn look_at_registration(&mut self) {
+        let now = self.options.clock.since_boot();
+        if !self.fleet.is_known() || self.fleet.knows_me() {
+            self.missing_since = None;
+            return;
+        }
+        if now < *self.missing_since.get_or_insert(now) + MISSING_FOR {
+            return;
+        }
+        self.missing_since = None;
+        warn!(node = %self.options.node, "this node is not in the store any more, registering anew");
+        let mut standing = self.standing.clone();
+        self.chores.spawn(self.options.clock.bind(async move {
+            let registration = standing.registration().await;
+            standing.fence(&registration).await;
+        }));
     }
 
     /// Whether the store has told what has to be known, and gives signs of life.

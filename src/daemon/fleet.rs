@@ -244,6 +244,11 @@ impl Fleet {
         placement::top(able, lost.as_str()) == Some(&self.me)
     }
 
+    /// Whether this node is registered, as far as the store has told.
+    pub fn knows_me(&self) -> bool {
+        self.living.contains_key(&self.me)
+    }
+
     /// Since when somebody of those who are there now has been there.
     pub fn up_since(&self) -> Option<Timestamp> {
         self.living.values().map(|peer| peer.at).min()

@@ -302,7 +302,7 @@ impl Fleet {
             marked.symmetric_difference(&started).filter(|fire| !lost.contains(*fire)).collect();
         assert!(odd.is_empty(), "marks and started records differ: {odd:?}\n{}", self.logs());
         if gaps == Gaps::None {
-            let gap = self.gap().await;
+            let gap = self.gap(LAST_SECONDS).await;
             assert_eq!(gap, None, "{}", self.logs());
         }
         let mut outcomes = BTreeMap::new();
@@ -314,7 +314,7 @@ impl Fleet {
 
     /// The first instant that has no record though later ones of its job have, if there is one. The last seconds are
     /// left out: whose turn it was may have gone before the others had theirs.
-    pub async fn gap(&self) -> Option<String> {
+    pub async fn gap(&self, last_seconds: chrono::TimeDelta) -> Option<String> {
         let records = self.records().await;
         let locks = self.list(keys::locks()).await.entries;
         let locked: Vec<Fire> = locks.iter().filter_map(|entry| keys::fire_of(&entry.key)).collect();
@@ -332,7 +332,7 @@ impl Fleet {
                 .filter(|fire| matches!(fire.id, FireId::Scheduled(_)))
                 .map(Fire::scheduled_at)
                 .collect();
-            let last = *of.last()? - LAST_SECONDS;
+            let last = *of.last()? - last_seconds;
             let mut at = definition.since;
             while let Some(next) = definition.job.schedule.next_after(at).filter(|next| *next <= last) {
                 let in_span = spans.iter().any(|(first, last)| (*first..=*last).contains(&next));

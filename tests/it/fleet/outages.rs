@@ -26,7 +26,7 @@ async fn check_they_go_on(fleet: &Fleet, nodes: &mut [Node]) -> Books {
     // What came due meanwhile is decided late, and all of it.
     let mut gap = None;
     let settled = async || {
-        gap = fleet.gap().await;
+        gap = fleet.gap(chrono::TimeDelta::seconds(3)).await;
         gap.is_none()
     };
     fleet.wait_until("every fire to have its record", settled).await;
