@@ -226,7 +226,10 @@ fn put_change(wanted: &Wanted, job: &Job, known: Option<&Known>, now: Timestamp)
     let before = known.and_then(|known| known.definition.as_ref());
     // A job that is new or whose schedule changed has missed nothing; any other change leaves its due fires due.
     let since = before
-        .filter(|before| before.job.schedule == job.schedule && before.job.enabled == job.enabled)
+        .filter(|before| {
+            let due_before = (&before.job.schedule, before.job.enabled, before.job.run_on);
+            due_before == (&job.schedule, job.enabled, job.run_on)
+        })
         .map_or(now, |before| before.since);
     let definition = Definition { job: job.clone(), source: wanted.source.clone(), since };
     let mut ops = vec![Op::put(keys::job(&job.name), definition.encode())];

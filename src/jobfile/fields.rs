@@ -12,7 +12,9 @@ use super::remark::quoted;
 use super::terms;
 use super::value::{Field, LONGEST_ARGUMENT};
 use super::when::{self, When};
-use crate::job::{Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, LEAST_HOLD};
+use crate::job::{
+    Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_SHELL, Job, JobName, Keep, LEAST_HOLD, RunOn,
+};
 use crate::schedule::{Schedule, Zone};
 
 /// The fields of a job, in the order people read them.
@@ -289,6 +291,15 @@ impl Written {
             );
         }
         let texts = written.schedule.expect("there is no schedule without texts").value;
+        if let Some(text) = texts.iter().find(|text| text.value.trim() == "@reboot")
+            && job.run_on == RunOn::OneNode
+        {
+            found.mistake(
+                &text.spot,
+                "@reboot is due when a machine starts, and this job runs on one node of all".to_owned(),
+                "add run_on = \"every-node\", and nodes = \"node=NAME\" if it is one machine that is meant",
+            );
+        }
         Some(Checked {
             job,
             takes_utc: written.timezone.is_none() && uses_zone(&texts),

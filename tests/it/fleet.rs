@@ -11,6 +11,7 @@ mod definitions;
 mod fail_points;
 mod holds;
 mod many_nodes;
+mod missed;
 mod outages;
 mod overlaps;
 mod retries;

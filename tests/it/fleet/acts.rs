@@ -27,8 +27,9 @@ impl Fleet {
 
     /// The instants of `tick` that were ever claimed, oldest first.
     async fn ticks(&self) -> Vec<Timestamp> {
-        let mut all: BTreeSet<_> =
-            self.records_of("tick").await.iter().map(|record| record.fire.scheduled_at()).collect();
+        let records = self.records_of("tick").await;
+        let claimed = records.iter().filter(|record| record.outcome != Outcome::Missed);
+        let mut all: BTreeSet<_> = claimed.map(|record| record.fire.scheduled_at()).collect();
         let locks = self.list(keys::locks_of(&name("tick"))).await.entries;
         all.extend(
             locks.iter().filter_map(|entry| keys::fire_of(&entry.key)).map(|fire| fire.scheduled_at()),
