@@ -21,6 +21,7 @@ pub mod record;
 pub mod jobfile;
 pub mod planner;
 pub mod placement;
+pub mod audit;
 
 // Hands: one piece of the world each.
 pub mod fail_point;
