@@ -33,6 +33,7 @@ pub mod child;
 pub mod cgroup;
 pub mod output;
 pub mod guard;
+pub mod journal;
 
 // Deeds: one step of the flow each.
 pub mod race;

@@ -14,7 +14,7 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
     // hands: one piece of the world each; they do not think
     (
         "hands",
-        &["fail_point", "clock", "files", "store", "config", "child", "cgroup", "output", "guard"],
+        &["fail_point", "clock", "files", "store", "config", "child", "cgroup", "output", "guard", "journal"],
         &["words"],
     ),
     // deeds: one step of the flow each
