@@ -23,7 +23,8 @@ fn desk(fields: &str, hours: impl IntoIterator<Item = u32>) -> Desk {
     desk.run_at("2026-11-01T00:00:00Z", &["sync", "jobs.toml"]).ended_with(0);
     let mut last = None;
     for hour in hours {
-        let token = i64::from(hour);
+        // Between two of them there is room for others.
+        let token = i64::from(hour) * 10;
         let mut record = record(hourly(hour), Outcome::Succeeded, Some(0), None);
         record.run.as_mut().unwrap().fencing_token = token;
         desk.put_record(&record);
@@ -51,7 +52,12 @@ impl Desk {
     /// The whole day's audit, row by row.
     #[track_caller]
     fn audit(&self, code: i32, more: &[&str]) -> Vec<Value> {
-        let args = [&["audit", "--since", "2026-11-30", "--output", "json"], more].concat();
+        self.audit_since("2026-11-30", code, more)
+    }
+
+    #[track_caller]
+    fn audit_since(&self, since: &str, code: i32, more: &[&str]) -> Vec<Value> {
+        let args = [&["audit", "--since", since, "--output", "json"], more].concat();
         let said = self.run_at(NOW, &args).ended_with(code);
         said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
@@ -137,7 +143,7 @@ fn a_span_stands_for_all_its_fires_also_of_before_the_time_asked_about() {
     desk.put_record(&span);
     let rows = desk.audit(0, &[]);
     assert_eq!((&rows[0]["missed"], &rows[0]["succeeded"]), (&json!(10), &json!(3)));
-    let rows = desk.audit(0, &["--since", "08:00"]);
+    let rows = desk.audit_since("08:00", 0, &[]);
     assert_eq!((&rows[0]["missed"], &rows[0]["succeeded"]), (&json!(2), &json!(3)));
     span.span = Some(Span { last: at("2026-11-30T09:00:00Z"), count: 11 });
     desk.put_record(&span);
@@ -150,7 +156,7 @@ fn runs_that_met_are_an_overlap_unless_the_job_allows_it() {
         let desk = desk(fields, 0..=12);
         let mut long = record(hourly(4), Outcome::Succeeded, Some(0), None);
         let run = long.run.as_mut().unwrap();
-        run.fencing_token = 4;
+        run.fencing_token = 40;
         run.ended_at = Some(at("2026-11-30T05:00:30Z"));
         desk.put_record(&long);
         desk.finds(findings);
@@ -162,7 +168,7 @@ fn an_at_most_once_fire_that_was_started_again_is_told_of() {
     let desk = desk("promise = 'at-most-once'", 0..=12);
     let mut again = record(hourly(4), Outcome::Succeeded, Some(0), None);
     let run = again.run.as_mut().unwrap();
-    (run.fencing_token, run.attempt) = (4, 2);
+    (run.fencing_token, run.attempt) = (40, 2);
     let mut past = Past {
         attempt: 1,
         node: "db-2".parse().unwrap(),
@@ -220,17 +226,24 @@ fn what_nobody_asked_for_is_told_of() {
 #[test]
 fn a_late_result_is_a_note() {
     let desk = desk("", 0..=12);
-    let mut late = record(hourly(4), Outcome::Failed, Some(3), None);
+    let mut again = record(hourly(4), Outcome::Succeeded, Some(0), None);
+    let run = again.run.as_mut().unwrap();
+    (run.fencing_token, run.attempt, run.started_at) = (40, 2, Some(at("2026-11-30T04:00:50Z")));
+    desk.put_record(&again);
+    let mut late = record(hourly(4), Outcome::Lost, None, Some(15));
     let run = late.run.as_mut().unwrap();
-    (run.node, run.fencing_token, run.ended_at) =
-        ("db-2".parse().unwrap(), 3, Some(at("2026-11-30T04:00:01Z")));
-    late.run.as_mut().unwrap().started_at = Some(at("2026-11-30T04:00:00Z"));
-    late.run.as_mut().unwrap().attempt = 0;
-    desk.put([(keys::late_record(&late.fire, node_start(), 0), values::encode_record(&late))]);
+    (run.node, run.fencing_token) = ("db-2".parse().unwrap(), 35);
+    run.ended_at = Some(at("2026-11-30T04:00:40Z"));
+    desk.put([(keys::late_record(&late.fire, node_start(), 1), values::encode_record(&late))]);
     let rows = desk.audit(0, &[]);
     assert_eq!((&rows[1]["finding"], &rows[1]["fault"]), (&json!("late"), &json!(false)), "{rows:#?}");
     let table = desk.run_at(NOW, &["audit"]).ended_with(0).out;
-    assert!(table.contains("late: hourly/20261130T040000Z: a result of attempt 0 on db-2"), "{table}");
+    assert!(table.contains("late: hourly/20261130T040000Z: a result of attempt 1 on db-2"), "{table}");
+    // It tells when the other attempt truly ended.
+    late.run.as_mut().unwrap().ended_at = Some(at("2026-11-30T04:01:00Z"));
+    desk.put([(keys::late_record(&late.fire, node_start(), 1), values::encode_record(&late))]);
+    let rows = desk.audit(1, &[]);
+    assert_eq!(rows[1]["finding"], "overlap", "{rows:#?}");
 }
 
 #[test]
@@ -285,7 +298,7 @@ fn journal(desk: &Desk, hours: impl IntoIterator<Item = u32>, change: impl Fn(u3
     let line = |hour: u32| {
         let mut line = json!({
             "v": 1, "job": "hourly", "lane": "-", "fire": hourly(hour).id.to_string(), "attempt": 1,
-            "fencing_token": hour, "node": "db-1", "node_start": start, "guard": 7,
+            "fencing_token": hour * 10, "node": "db-1", "node_start": start, "guard": 7,
             "started_at": format!("2026-11-30T{hour:02}:00:01Z"), "ended_at": format!("2026-11-30T{hour:02}:01:01Z"),
             "exit_code": 0, "signal": null, "lost": false,
         });
@@ -349,14 +362,14 @@ fn a_run_file_that_is_still_there_is_read_like_the_journal() {
     let run = [
         json!({"spec": {"v": 1, "argv": [], "env": {}, "workdir": "", "timeout": null, "kill_after": 0, "output_cap": 0,
                         "success_exit": [0],
-                        "owner": {"node_start": start, "token": 12, "claimed_at": "2026-11-30T12:00:00Z"}}}),
+                        "owner": {"node_start": start, "token": 120, "claimed_at": "2026-11-30T12:00:00Z"}}}),
         json!({"started": {"v": 1, "boot": "b", "guard": {"pid": 7, "started": 8}, "at": "2026-11-30T12:00:01Z"}}),
     ];
     desk.write("db-1/runs/hourly,-,20261130T120000Z,1.run", run.map(|line| format!("{line}\n")).concat());
     let rows = desk.audit(1, &["--journals", "db-1"]);
     assert_eq!(rows[1]["finding"], "unrecorded", "{rows:#?}");
     let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at(NOW), hold: None };
-    let lock = Lock::held(node(), node_start(), 1, at("2026-11-30T12:00:00Z"), policy).with_hold(60_000, 12);
+    let lock = Lock::held(node(), node_start(), 1, at("2026-11-30T12:00:00Z"), policy).with_hold(60_000, 120);
     desk.put([(keys::lock(&hourly(12)), values::encode(&lock))]);
     let rows = desk.audit(0, &["--journals", "db-1"]);
     assert_eq!(rows[0]["running"], 1);
