@@ -5,6 +5,7 @@
 //! what a job, a fire or a record is.
 
 mod acts;
+mod audit;
 mod batch;
 mod check;
 mod doctor;
@@ -74,6 +75,7 @@ Examples:
   fleetcron pause --all           start nothing more, until resumed
   fleetcron drain db-1 --wait     before a node is taken down
   fleetcron acts                  who asked for what
+  fleetcron audit                 was everything run, and nothing twice?
   fleetcron doctor                has this machine what a node needs?
 
 Exit codes: 0 done, 1 the thing asked about failed, 2 wrong usage or file, 3 store not reached.
@@ -123,6 +125,7 @@ enum Command {
     Undrain(drain::UndrainArgs),
     Forget(forget::Args),
     Acts(acts::Args),
+    Audit(audit::Args),
 }
 
 /// Does what the command line asks, and says how it went. The caller exits.
@@ -189,6 +192,7 @@ impl Cli {
             Command::Undrain(args) => drain::undrain(door, &args).await,
             Command::Forget(args) => forget::forget(door, &args).await,
             Command::Acts(args) => acts::acts(door, &args).await,
+            Command::Audit(args) => audit::audit(door, &args).await,
         }
     }
 }

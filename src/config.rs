@@ -282,6 +282,11 @@ impl StateFolder {
     pub fn outputs(&self) -> PathBuf {
         self.0.join("output")
     }
+
+    /// Where the node writes down what it ran.
+    pub fn journal(&self) -> PathBuf {
+        self.0.join("journal")
+    }
 }
 
 fn default_slots() -> u32 {

@@ -98,6 +98,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
         clock: options.clock,
         runs: state.runs(),
         outputs: state.outputs(),
+        journal: state.journal(),
         guards: Guards::Program(guard_program()?),
         cgroups: cgroups(&options.state),
         account: Account::own().context("the user database cannot be read")?,

@@ -21,6 +21,7 @@ pub mod record;
 pub mod jobfile;
 pub mod planner;
 pub mod placement;
+pub mod audit;
 
 // Hands: one piece of the world each.
 pub mod fail_point;
@@ -33,6 +34,7 @@ pub mod child;
 pub mod cgroup;
 pub mod output;
 pub mod guard;
+pub mod journal;
 
 // Deeds: one step of the flow each.
 pub mod race;

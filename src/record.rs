@@ -134,6 +134,26 @@ pub struct Usage {
     pub peak_memory: u64,
 }
 
+/// What a node wrote down itself about one command, whatever the store says: when it truly ran and how it ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalEntry {
+    pub fire: Fire,
+    pub attempt: u32,
+    pub fencing_token: i64,
+    pub node: NodeName,
+    pub node_start: NodeStart,
+    /// The process that guarded the command.
+    pub guard: Option<i32>,
+    /// None: it could not be started.
+    pub started_at: Option<Timestamp>,
+    /// None: nobody saw it end, or it still runs.
+    pub ended_at: Option<Timestamp>,
+    pub exit_code: Option<i32>,
+    pub signal: Option<i32>,
+    /// Its guard was gone without a word about the end.
+    pub lost: bool,
+}
+
 /// Who wrote a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Writer {

@@ -38,6 +38,7 @@ use crate::fail_point;
 use crate::fire::Lane;
 use crate::guard::{Ended, FolderName, Guard, Guards, RunFolder, Spec};
 use crate::job::{Job, Overlap, Promise};
+use crate::journal::Journal;
 use crate::race::{self, Claim, InTouch, Standing, Verified};
 use crate::record::Outcome;
 use crate::schedule::Timestamp;
@@ -54,6 +55,8 @@ pub struct Place {
     pub runs: PathBuf,
     /// The folder of the output that is kept: see [`kept_output`].
     pub outputs: PathBuf,
+    /// What this node writes down of what it ran.
+    pub journal: Journal,
     pub guards: Guards,
     /// The folder of the runs' cgroups, where this node may make some.
     pub cgroups: Option<PathBuf>,

@@ -20,13 +20,14 @@ pub struct Pages<'s> {
     current: Option<(KeyRange, PageSpec)>,
     /// All pages show the store at the revision of the first one.
     at: Option<Revision>,
+    moved: bool,
 }
 
 impl<'s> Pages<'s> {
     pub fn new(store: &'s Store, ranges: impl IntoIterator<Item = KeyRange>) -> Pages<'s> {
         let mut ranges: Vec<KeyRange> = ranges.into_iter().collect();
         ranges.reverse();
-        Pages { store, ranges, current: None, at: None }
+        Pages { store, ranges, current: None, at: None, moved: false }
     }
 
     /// The next page; none when all is read.
@@ -44,6 +45,7 @@ impl<'s> Pages<'s> {
                 // The store has forgotten the revision meanwhile: what is left is shown as it is now.
                 Err(StoreError::Compacted(_)) if self.at.is_some() => {
                     self.at = None;
+                    self.moved = true;
                     self.current = Some((range, spec));
                     continue;
                 }
@@ -58,6 +60,11 @@ impl<'s> Pages<'s> {
                 return Ok(Some(page.entries));
             }
         }
+    }
+
+    /// Whether the pages do not all show the same revision.
+    pub fn have_moved(&self) -> bool {
+        self.moved
     }
 
     /// Everything, one after the other.
@@ -97,7 +104,8 @@ impl Scope {
         self.ranges(keys::locks(), keys::locks_of)
     }
 
-    fn ranges(&self, all: KeyRange, of: impl Fn(&JobName) -> KeyRange) -> Vec<KeyRange> {
+    /// Of all jobs, or of each of those named.
+    pub fn ranges(&self, all: KeyRange, of: impl Fn(&JobName) -> KeyRange) -> Vec<KeyRange> {
         match self.is_all() {
             true => vec![all],
             false => self.0.iter().map(of).collect(),

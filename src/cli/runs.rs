@@ -5,7 +5,7 @@ mod row;
 
 use std::process::ExitCode;
 
-pub use self::history::{Entry, Filter, History, With, newest};
+pub use self::history::{Entry, Filter, History, With, newest, recorded};
 pub use self::row::{Row, table};
 
 use super::Door;

@@ -7,6 +7,7 @@
 //! | `files` | by source, the digest of the job files when they were last looked at |
 //! | `runs/` | run files: see [`crate::guard::folder`] |
 //! | `output/` | output of runs that have their record |
+//! | `journal/` | what the node ran, by day: see [`crate::journal`] |
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -22,7 +23,8 @@ use ulid::Ulid;
 
 use crate::child;
 use crate::config::StateFolder;
-use crate::node::NodeStart;
+use crate::journal::Journal;
+use crate::node::{NodeName, NodeStart};
 
 const VERSION: u32 = 1;
 
@@ -127,6 +129,10 @@ impl State {
         StateFolder::at(self.dir.clone()).outputs()
     }
 
+    pub fn journal(&self) -> Journal {
+        Journal::at(StateFolder::at(self.dir.clone()).journal())
+    }
+
     /// The digests that were last seen.
     pub fn files_seen(&self) -> anyhow::Result<BTreeMap<String, String>> {
         Ok(read(&self.dir.join("files"))?.unwrap_or_default())
@@ -135,6 +141,16 @@ impl State {
     pub fn note_files_seen(&self, digests: &BTreeMap<String, String>) -> anyhow::Result<()> {
         write(&self.dir.join("files"), digests)
     }
+}
+
+/// Whose state folder it is, and in which life, for who only looks at it.
+///
+/// Errors: it is none, or cannot be read.
+pub fn owner_of(dir: &Path) -> anyhow::Result<(NodeName, NodeStart)> {
+    let file: Option<NodeFile> = read(&dir.join("node"))?;
+    let Some(file) = file else { bail!("{} is no state folder of a node", dir.display()) };
+    let odd = || format!("{} names no node", dir.join("node").display());
+    Ok((file.node.parse().with_context(odd)?, file.start.parse().with_context(odd)?))
 }
 
 fn take_lock(dir: &Path) -> anyhow::Result<File> {

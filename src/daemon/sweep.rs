@@ -1,6 +1,6 @@
 //! The sweep: what this node keeps of runs goes when its time has come, at the daemon's start and hourly.
 //!
-//! Output that is kept goes with its record, and by the job's `keep`; a cgroup goes when nothing lives in it any more.
+//! Output that is kept goes with its record, and by the job's `keep`; the journal's days go by age; a cgroup goes when nothing lives in it any more.
 //! Its cost is in proportion to what lies here, not to the history in the store. Never removes a record.
 
 use std::collections::{BTreeMap, HashSet};
@@ -35,6 +35,9 @@ pub async fn keep_swept(place: Place, gone: CancellationToken) -> anyhow::Result
             }
             // What is there next time is removed then.
             Err(error) => warn!("kept output could not be looked through: {error:#}"),
+        }
+        if let Err(error) = place.journal.prune(place.clock.now()) {
+            warn!(%error, "the journal's old days could not be removed");
         }
         if let Some(cgroups) = &place.cgroups {
             cgroup::sweep(cgroups);

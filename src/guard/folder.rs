@@ -224,6 +224,14 @@ struct Lines {
     end: u64,
 }
 
+/// What a run file tells for a reader who does not touch its lock.
+#[derive(Debug, Default)]
+pub struct Notes {
+    pub spec: Option<Spec>,
+    pub started: Option<Started>,
+    pub ended: Option<Ended>,
+}
+
 /// One line of a run file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -333,6 +341,12 @@ impl RunFolder {
     /// The guard's note, if there is one.
     pub fn read_started(&self) -> io::Result<Option<Started>> {
         Ok(self.lines()?.started)
+    }
+
+    /// All that was noted so far.
+    pub fn notes(&self) -> io::Result<Notes> {
+        let Lines { spec, started, ended, .. } = self.lines()?;
+        Ok(Notes { spec, started, ended })
     }
 
     /// Whether a guard is there, or on its way.

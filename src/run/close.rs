@@ -62,8 +62,9 @@ pub(super) async fn close(
         info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, outcome = %record.outcome,
               reason = record.reason, late = matches!(written, Written::Late(_)), "ended");
     }
+    let name = FolderName { fire, attempt };
     if let Some(folder) = folder
-        && let Err(error) = clear(place, &folder, &fire, attempt)
+        && let Err(error) = clear(place, &standing.me, &folder, &name)
     {
         warn!(folder = %folder.path().display(), %error, "the run file could not be cleared away");
     }
@@ -169,17 +170,23 @@ pub fn kept_output(outputs: &Path, fire: &Fire, attempt: u32) -> PathBuf {
     outputs.join(fire.job.as_str()).join(format!("{},{},{attempt}", fire.lane, fire.id))
 }
 
-pub(super) fn clear(place: &Place, folder: &RunFolder, fire: &Fire, attempt: u32) -> io::Result<()> {
+/// Clears a run's files away: its output to where it is kept, what they tell into the node's journal.
+pub(super) fn clear(place: &Place, me: &Me, folder: &RunFolder, name: &FolderName) -> io::Result<()> {
     let from = folder.output();
     // A run that wrote nothing leaves no file.
     if output::written(&from).is_ok_and(|bytes| bytes > 0) {
-        let to = kept_output(&place.outputs, fire, attempt);
+        let to = kept_output(&place.outputs, &name.fire, name.attempt);
         let keep = || std::fs::rename(&from, &to);
         keep().or_else(|_| {
             std::fs::create_dir_all(to.parent().expect("a job's folder is above"))?;
             keep()
         })?;
     }
+    if let Err(error) = place.journal.note(&me.name, name, folder, place.clock.now()) {
+        // A full disk must not keep the files here.
+        warn!(job = %name.fire.job, fire = %name.fire.id, %error, "a run is missing from the node's journal");
+    }
+    fail_point!("run.clear");
     folder.remove()
 }
 
@@ -219,7 +226,7 @@ pub async fn clear_orphan(
         fail_point!("orphan.late");
         keep_late(place.together.store(), &record).await?;
     }
-    Ok(clear(place, folder, &name.fire, name.attempt)?)
+    Ok(clear(place, me, folder, name)?)
 }
 
 /// Ends a command that nothing allows, and waits until it is gone.

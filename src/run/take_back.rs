@@ -15,7 +15,7 @@ use crate::fail_point;
 use crate::guard::folder::{Found as FoundFolder, Started};
 use crate::guard::{FolderName, Guards, RunFolder};
 use crate::job::{Job, Promise};
-use crate::race::{Found, Standing};
+use crate::race::{Found, Me, Standing};
 use crate::store::StoreError;
 use crate::store::values::LockState;
 
@@ -35,7 +35,7 @@ pub async fn take_back(
     let _holding = standing.hold();
     let came_to = match found.lock.state {
         LockState::Waiting => {
-            clear_what_is_over(place, &found);
+            clear_what_is_over(place, &standing.me, &found);
             Attempt::Again(found)
         }
         LockState::Held => see_to(place, standing, found, &mut orders).await?,
@@ -59,10 +59,10 @@ pub async fn take_back(
 
 /// Clears the files away of an attempt that the lock tells to be over: the daemon before this one may have come no
 /// further than to say so.
-fn clear_what_is_over(place: &Place, found: &Found) {
+fn clear_what_is_over(place: &Place, me: &Me, found: &Found) {
     let name = FolderName { fire: found.fire.clone(), attempt: found.lock.attempt };
     let Some(folder) = RunFolder::open(&place.runs, &name) else { return };
-    if let Err(error) = clear(place, &folder, &name.fire, name.attempt) {
+    if let Err(error) = clear(place, me, &folder, &name) {
         warn!(folder = %folder.path().display(), %error, "the run file could not be cleared away");
     }
 }

@@ -16,6 +16,7 @@ use fleetcron::store::{Access, Address, Op, Store, Txn, keys};
 
 mod acting;
 mod acts;
+mod audit;
 mod doctor;
 mod looking;
 mod pipes;

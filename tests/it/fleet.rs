@@ -5,6 +5,7 @@
 
 mod access;
 mod acts;
+mod audit;
 mod backups;
 mod commands;
 mod definitions;

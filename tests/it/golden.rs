@@ -8,6 +8,7 @@ use fleetcron::fire::Fire;
 use fleetcron::guard::folder::{Found, Started};
 use fleetcron::guard::link::{Answer, Request as Ask};
 use fleetcron::guard::{Ended, RunFolder, Spec};
+use fleetcron::journal::Line;
 use fleetcron::store::values::{
     self, Act, CancelRequest, Definition, Epoch, HoldBack, Lock, Presence, Request, SourceState, Status,
     decode_record, encode_record,
@@ -79,6 +80,11 @@ fn what_a_guard_of_any_release_writes_and_says_is_understood() {
     check_json::<Ask>("ask-1-contact");
     check_json::<Answer>("say-1");
     check_json::<Answer>("say-1-holds");
+}
+
+#[test]
+fn a_line_of_a_journal_of_any_release_is_understood() {
+    check_json::<Line>("journal-1");
 }
 
 #[test]

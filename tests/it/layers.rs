@@ -10,11 +10,23 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
     // words: plain values, no I/O
     ("words", &["schedule", "node", "job", "fire", "record"], &[]),
     // thought: pure functions
-    ("thought", &["jobfile", "planner", "placement"], &["words"]),
+    ("thought", &["jobfile", "planner", "placement", "audit"], &["words"]),
     // hands: one piece of the world each; they do not think
     (
         "hands",
-        &["fail_point", "clock", "latest", "files", "store", "config", "child", "cgroup", "output", "guard"],
+        &[
+            "fail_point",
+            "clock",
+            "latest",
+            "files",
+            "store",
+            "config",
+            "child",
+            "cgroup",
+            "output",
+            "guard",
+            "journal",
+        ],
         &["words"],
     ),
     // deeds: one step of the flow each

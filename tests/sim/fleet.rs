@@ -146,6 +146,7 @@ impl Fleet {
             clock,
             runs: state.runs(),
             outputs: state.outputs(),
+            journal: state.journal(),
             guards: Guards::Simulated(host),
             cgroups: None,
             account,

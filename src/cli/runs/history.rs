@@ -220,7 +220,7 @@ impl Kept<'_> {
 }
 
 /// The fire that a key of `history/` is about, and whether it is a late result.
-fn recorded(key: &str) -> Option<(Fire, bool)> {
+pub fn recorded(key: &str) -> Option<(Fire, bool)> {
     match key.rsplit_once('/') {
         Some((fire, last)) if last.starts_with("late-") => Some((keys::fire_of(fire)?, true)),
         _ => Some((keys::fire_of(key)?, false)),

@@ -21,8 +21,9 @@ command = 'true'
 #[test]
 fn a_command_that_looks_never_makes_a_store() {
     let desk = Desk::new();
-    let looks: [&[&str]; 8] = [
+    let looks: [&[&str]; 9] = [
         &["jobs"],
+        &["audit"],
         &["next"],
         &["runs"],
         &["runs", "a"],

@@ -141,6 +141,7 @@ const DRIVES: &[Drive] = &[
     drive("run.again", Asked, &[], &[AwaitStart, KillGuard]),
     drive("run.reap", Scheduled, &[], &[]),
     drive("run.finish", Scheduled, &[], &[]),
+    drive("run.clear", Scheduled, &[], &[]),
     drive("finish.status", Scheduled, &[], &[]),
     drive("finish.send", Scheduled, &[], &[]),
     drive("finish.pause", Asked, &["finish.send"], &[AwaitWait, LockFile, GoOn]),
