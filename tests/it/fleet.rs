@@ -76,7 +76,7 @@ pub struct Fleet {
 }
 
 /// Whose turn a fire is may take a second longer than the next one's, and go by another clock.
-const LAST_SECONDS: chrono::TimeDelta = chrono::TimeDelta::seconds(8);
+const LAST_SECONDS: chrono::TimeDelta = chrono::TimeDelta::seconds(15);
 
 impl Fleet {
     pub async fn on_sqlite() -> Fleet {

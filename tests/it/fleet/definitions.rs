@@ -56,16 +56,16 @@ fn version(number: u32) -> String {
 }
 
 #[tokio::test]
-async fn a_job_whose_floor_is_missing_is_refused_in_words_and_holds_up_no_other() {
+async fn a_floor_that_is_missing_is_told_and_made_anew_and_holds_up_no_other() {
     let fleet = Fleet::on_sqlite().await;
     let jobs =
         ["spoilt", "well"].map(|job| format!("[jobs.{job}]\nschedule = '@every 1s'\ncommand = 'true'\n"));
     fleet.sync(&jobs.concat()).await;
     fleet.store.txn(Txn::new().then([Op::delete(keys::floors_of(&name("spoilt")))])).await.unwrap();
     let mut node = fleet.node("a").ready().await;
-    node.wait_until_it_says(&fleet, "decided/spoilt/- cannot be read by this release: it is missing").await;
+    node.wait_until_it_says(&fleet, "its floor is missing from the store, it is made anew").await;
     fleet.wait_for_records("well", 3).await;
-    assert!(fleet.records_of("spoilt").await.is_empty());
+    fleet.wait_for_records("spoilt", 3).await;
     assert!(!node.says("fenced"), "{}", node.log());
     node.stop(&fleet).await;
 }

@@ -17,6 +17,8 @@ async fn check(fleet: Fleet, clocks: &[&str], goes_on_for: Duration) {
     for more in 1..=goes_on_for.as_secs() as usize {
         fleet.wait_for_records("job-0", at_first + more).await;
     }
+    let settled = async || fleet.gap(chrono::TimeDelta::seconds(8)).await.is_none();
+    fleet.wait_until("every fire to have its record", settled).await;
     for node in &nodes {
         node.signal(Signal::SIGTERM);
     }

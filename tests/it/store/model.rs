@@ -119,6 +119,9 @@ impl Model {
         let limit = spec.limit.unwrap_or(500);
         let more = inside.len() > limit;
         inside.truncate(limit);
+        if spec.keys_only {
+            inside.iter_mut().for_each(|entry| entry.value.clear());
+        }
         Ok(Page { entries: inside, revision: Revision(at), more })
     }
 
