@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::fail_point;
 use crate::fire::{Fire, FireId};
 use crate::job::{JobName, Overlap};
+use crate::mutant;
 use crate::record::{Outcome, Record, Writer};
 use crate::store::values::{self, Lock, LockPolicy, LockState, Status, Unreadable};
 use crate::store::{
@@ -163,7 +164,10 @@ pub async fn claim(
         let about = names.into_iter().flatten().map(JobName::as_str);
         let mut pause = PAUSE;
         let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
-        let in_touch = *first_sent.get_or_insert(now);
+        let mut in_touch = *first_sent.get_or_insert(now);
+        if mutant!("contact-from-second-send") {
+            in_touch = now;
+        }
         fail_point!("claim.send");
         match together.txn(about, txn).await {
             Ok(reply) => {
@@ -190,6 +194,12 @@ pub async fn claim(
                     }
                 }
                 continue;
+            }
+            Err(StoreError::NoAnswer { .. }) if mutant!("no-read-back") => return Ok(Raced::Leaving),
+            Err(StoreError::NoAnswer { .. }) if mutant!("no-answer-is-won") => {
+                let (fire, revision) = (candidate.fire.clone(), Revision(0));
+                let claim = Claim { fire, lock, revision, token: revision, in_touch, status: None };
+                return Ok(Raced::Won(Box::new(claim)));
             }
             Err(StoreError::NoAnswer { .. }) => unresolved = true,
             Err(StoreError::NotReached { .. }) => {}
@@ -239,6 +249,7 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
     let mut compare = undecided(fire);
     match overlap {
         // The whole lane, and this fire's lock with it.
+        Overlap::Skip if mutant!("no-lane-compare") => compare.push(Compare::absent(lock_key.as_str())),
         Overlap::Skip => compare.push(Compare::absent(lane.clone())),
         Overlap::Allow => compare.push(Compare::absent(lock_key.as_str())),
     }
@@ -251,7 +262,9 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
         Compare::absent(keys::all_paused()),
         Compare::absent(keys::drained(&me.name)),
     ]);
-    compare.extend(registration.compares());
+    if !mutant!("claim-without-registration") {
+        compare.extend(registration.compares());
+    }
     let mut then = vec![Op::put(lock_key.as_str(), values::encode(lock)), Op::get(status_key.as_str())];
     if let FireId::Manual(_) = fire.id {
         then.push(Op::delete(keys::request(fire)));
@@ -290,6 +303,9 @@ fn undecided(fire: &Fire) -> Vec<Compare> {
         }
         FireId::Manual(_) => Compare::present(keys::request(fire)),
     };
+    if mutant!("claim-without-record") {
+        return vec![open];
+    }
     vec![Compare::absent(keys::record(fire)), open]
 }
 
@@ -434,7 +450,9 @@ pub async fn decide_unrun(
             }
         };
         let mut compare = undecided(fire);
-        compare.push(Compare::absent(keys::lock(fire)));
+        if !mutant!("unrun-without-lock") {
+            compare.push(Compare::absent(keys::lock(fire)));
+        }
         if let Some((lock, revision)) = &unrun.because_of {
             compare.push(Compare::mod_revision(lock.as_str(), *revision));
         }
@@ -564,7 +582,9 @@ pub async fn begin_again(
             Compare::mod_revision(key.as_str(), found.revision),
             Compare::absent(keys::drained(&me.name)),
         ];
-        compare.extend(registration.compares());
+        if !mutant!("begin-without-registration") {
+            compare.extend(registration.compares());
+        }
         let txn = Txn::when(compare)
             .then([
                 Op::put(key.as_str(), values::encode(&lock)),

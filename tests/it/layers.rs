@@ -14,7 +14,19 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
     // hands: one piece of the world each; they do not think
     (
         "hands",
-        &["fail_point", "clock", "latest", "files", "store", "config", "child", "cgroup", "output", "guard"],
+        &[
+            "fail_point",
+            "mutant",
+            "clock",
+            "latest",
+            "files",
+            "store",
+            "config",
+            "child",
+            "cgroup",
+            "output",
+            "guard",
+        ],
         &["words"],
     ),
     // deeds: one step of the flow each
