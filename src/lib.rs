@@ -25,6 +25,7 @@ pub mod audit;
 
 // Hands: one piece of the world each.
 pub mod fail_point;
+pub mod mutant;
 pub mod clock;
 pub mod latest;
 pub mod files;

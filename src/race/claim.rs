@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::fail_point;
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, Overlap};
+use crate::mutant;
 use crate::record::{Outcome, Record, Writer};
 use crate::store::values::{self, CancelRequest, Lock, LockPolicy, LockState, Status, Unreadable};
 use crate::store::{
@@ -163,7 +164,10 @@ pub async fn claim(
         let about = names.into_iter().flatten().map(JobName::as_str);
         let mut pause = PAUSE;
         let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
-        let in_touch = *first_sent.get_or_insert(now);
+        let mut in_touch = *first_sent.get_or_insert(now);
+        if mutant!("contact-from-second-send") {
+            in_touch = now;
+        }
         fail_point!("claim.send");
         match together.txn(about, txn).await {
             Ok(reply) => {
@@ -190,6 +194,12 @@ pub async fn claim(
                     }
                 }
                 continue;
+            }
+            Err(StoreError::NoAnswer { .. }) if mutant!("no-read-back") => return Ok(Raced::Leaving),
+            Err(StoreError::NoAnswer { .. }) if mutant!("no-answer-is-won") => {
+                let (fire, revision) = (candidate.fire.clone(), Revision(0));
+                let claim = Claim { fire, lock, revision, token: revision, in_touch, status: None };
+                return Ok(Raced::Won(Box::new(claim)));
             }
             Err(StoreError::NoAnswer { .. }) => unresolved = true,
             Err(StoreError::NotReached { .. }) => {}
@@ -250,6 +260,9 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
     let mut compare = is_undecided(fire);
     match overlap {
         // The whole lane, and this fire's lock with it.
+        Overlap::Skip | Overlap::Queue | Overlap::Replace if mutant!("no-lane-compare") => {
+            compare.push(Compare::absent(lock_key.as_str()));
+        }
         Overlap::Skip | Overlap::Queue | Overlap::Replace => {
             compare.push(Compare::absent(lane.clone()));
         }
@@ -262,7 +275,9 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
         Compare::absent(keys::all_paused()),
         Compare::absent(keys::drained(&me.name)),
     ]);
-    compare.extend(registration.compares());
+    if !mutant!("claim-without-registration") {
+        compare.extend(registration.compares());
+    }
     let mut then = vec![Op::put(lock_key.as_str(), values::encode(lock)), Op::get(status_key.as_str())];
     if let FireId::Manual(_) = fire.id {
         then.push(Op::delete(keys::request(fire)));
@@ -317,7 +332,8 @@ fn is_undecided(fire: &Fire) -> Vec<Compare> {
         // It has no place in the order of time; its record is never pruned.
         FireId::Boot(_) => None,
     };
-    [Compare::absent(keys::record(fire))].into_iter().chain(open).collect()
+    let unrecorded = (!mutant!("claim-without-record")).then(|| Compare::absent(keys::record(fire)));
+    unrecorded.into_iter().chain(open).collect()
 }
 
 enum Verdict {
@@ -453,7 +469,9 @@ pub async fn decide_unrun(
             }
         };
         let mut compare = is_undecided(fire);
-        compare.push(Compare::absent(keys::lock(fire)));
+        if !mutant!("unrun-without-lock") {
+            compare.push(Compare::absent(keys::lock(fire)));
+        }
         if let Some((lock, revision)) = &unrun.because_of {
             compare.push(Compare::mod_revision(lock.as_str(), *revision));
         }
@@ -601,7 +619,9 @@ pub async fn begin_again(
             Compare::absent(keys::drained(&me.name)),
             Compare::absent(cancel_key.as_str()),
         ];
-        compare.extend(registration.compares());
+        if !mutant!("begin-without-registration") {
+            compare.extend(registration.compares());
+        }
         let txn = Txn::when(compare)
             .then([
                 Op::put(key.as_str(), values::encode(&lock)),

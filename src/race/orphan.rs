@@ -15,6 +15,7 @@ use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
 use crate::fire::Fire;
+use crate::mutant;
 use crate::node::{NodeName, NodeStart};
 use crate::record::{Outcome, Past, Record};
 use crate::store::values::{self, Lock, LockState, Presence, Status};
@@ -36,6 +37,7 @@ impl Orphan {
         let hold = match self.found.lock.state {
             // Nothing runs.
             LockState::Waiting => 0,
+            LockState::Held if mutant!("taker-does-not-wait") => 0,
             LockState::Held => self.found.lock.hold?,
         };
         Some(self.seen_at + Duration::from_millis(hold))
@@ -48,7 +50,12 @@ impl Orphan {
             Some(revision) => Compare::mod_revision(holder, revision),
             None => Compare::absent(holder),
         };
-        [Compare::mod_revision(keys::lock(&self.found.fire), self.found.revision), epoch]
+        let lock = Compare::mod_revision(keys::lock(&self.found.fire), self.found.revision);
+        match () {
+            () if mutant!("take-over-without-lock") => [epoch.clone(), epoch],
+            () if mutant!("take-over-without-epoch") => [lock.clone(), lock],
+            () => [lock, epoch],
+        }
     }
 }
 
@@ -63,7 +70,11 @@ pub async fn orphans(
     let found = all_locks(store).await?;
     let is_orphan = |Found { lock, .. }: &Found| {
         let is_left = lock.state == LockState::Waiting && drained.contains(&lock.node);
-        is_left || living.get(&lock.node) != Some(&lock.node_start)
+        let is_gone = match mutant!("gone-is-absent") {
+            true => !living.contains_key(&lock.node),
+            false => living.get(&lock.node) != Some(&lock.node_start),
+        };
+        is_left || is_gone
     };
     Ok(found.into_iter().filter(is_orphan).collect())
 }
@@ -78,12 +89,16 @@ pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<
         Op::get(keys::epoch(holder)),
         Op::get(keys::drained(holder)),
     ]);
+    let before = clock.since_boot();
     fail_point!("orphan.look");
     let reply = store.txn(read).await?;
     // After the answer: the holder may have been in touch until it was made.
-    let seen_at = clock.since_boot();
+    let seen_at = if mutant!("wait-from-before-look") { before } else { clock.since_boot() };
     let Some(entry) = reply.got(0).first() else { return Ok(None) };
-    let Ok(lock) = values::decode::<Lock>(&entry.key, &entry.value) else { return Ok(None) };
+    let Ok(mut lock) = values::decode::<Lock>(&entry.key, &entry.value) else { return Ok(None) };
+    if mutant!("hold-from-job") {
+        lock.hold = now_of_job(store, &found.fire).await?.or(lock.hold);
+    }
     let is_there = reply.got(1).first().is_some_and(|entry| {
         // One that cannot be read may be the holder's.
         values::decode::<Presence>(&entry.key, &entry.value)
@@ -97,6 +112,13 @@ pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<
     let epoch = reply.got(2).first().map(|entry| entry.mod_revision);
     let found = Found { fire: found.fire.clone(), lock, revision: entry.mod_revision };
     Ok(Some(Orphan { found, epoch, seen_at }))
+}
+
+/// For a mutant: the hold of the job as it is now.
+async fn now_of_job(store: &Store, fire: &Fire) -> Result<Option<u64>, StoreError> {
+    let entry = store.get(&keys::job(&fire.job)).await?;
+    let job = entry.and_then(|entry| values::Definition::decode(&entry.key, &entry.value).ok());
+    Ok(job.map(|definition| definition.job.hold.as_millis() as u64))
 }
 
 /// What became of an attempt to take over.
@@ -148,7 +170,9 @@ pub async fn take_over(
         compare.push(Compare::present(keys::job(&found.fire.job)));
         compare.push(Compare::absent(keys::drained(&me.name)));
         compare.push(Compare::absent(cancel_key.as_str()));
-        compare.extend(registration.compares());
+        if !mutant!("take-over-without-registration") {
+            compare.extend(registration.compares());
+        }
         let txn = Txn::when(compare)
             .then([
                 Op::put(key.as_str(), values::encode(&lock)),

@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 use crate::clock::Clock;
 use crate::fail_point;
 use crate::latest;
+use crate::mutant;
 use crate::node::{NodeName, NodeStart};
 use crate::store::values::{self, Epoch};
 use crate::store::{Compare, Entry, LeaseId, Op, Revision, Store, StoreError, Txn, TxnReply, keys};
@@ -356,6 +357,9 @@ impl Owner {
                         Ok(_) => {
                             tell.renewed.send(sent);
                             renewing.made(&self.me.name);
+                            if mutant!("renewal-is-contact") {
+                                tell.in_touch.send(InTouch { at: sent, losses: registration.losses });
+                            }
                         }
                         Err(StoreError::LeaseGone) => registration = self.register_after_loss(&tell).await?,
                         Err(error) => renewing.failed(&self.me.name, &error),
@@ -380,6 +384,7 @@ impl Owner {
             let at = clock.since_boot();
             fail_point!("register.look");
             let reply = store.txn(read).await;
+            let at = if mutant!("contact-from-answer") { clock.since_boot() } else { at };
             Looked { at, epoch, reply }
         })
     }
@@ -486,7 +491,11 @@ impl Owner {
             Compare::mod_revision(epoch.as_str(), at(before)),
         ];
         let next = values::encode(&Epoch::new(self.me.start, counter + 1, self.me.instance.clone()));
-        let mut writes = vec![Op::put(epoch.as_str(), next)];
+        let kept = before.filter(|_| mutant!("epoch-not-moved"));
+        let mut writes = match kept {
+            Some(_) => Vec::new(),
+            None => vec![Op::put(epoch.as_str(), next)],
+        };
         let shown = values::encode(&self.presence);
         let lease = match lease {
             // Nobody watches epochs: a restart or a fence wakes nobody.
@@ -514,7 +523,7 @@ impl Owner {
         }
         Ok(Some(Registration {
             name: self.me.name.clone(),
-            epoch: reply.revision,
+            epoch: kept.map_or(reply.revision, |kept| kept.mod_revision),
             counter: counter + 1,
             lease,
             losses: self.losses,

@@ -14,6 +14,7 @@ use super::{End, Order, Place};
 use crate::fail_point;
 use crate::guard::How;
 use crate::job::{Job, Promise};
+use crate::mutant;
 use crate::race::{self, Begun, Claim, Found, Standing};
 use crate::record::{Outcome, Past, Record};
 use crate::schedule::Timestamp;
@@ -83,7 +84,7 @@ pub(super) fn next_is_owed(end: &End, lock: &Lock, now: Timestamp) -> bool {
 
 /// Whether a fire may be run again whose last attempt, as far as anybody knows, has `started` and was lost.
 pub fn may_run_again(lock: &Lock, started: bool, now: Timestamp) -> bool {
-    let promised = lock.promise() == Promise::AtLeastOnce || !started;
+    let promised = lock.promise() == Promise::AtLeastOnce || !started || mutant!("promise-forgotten");
     let lost = lock.past().iter().filter(|past| past.outcome == Outcome::Lost).count();
     promised && now <= lock.last_start && lost + usize::from(started) < MOST_LOST
 }

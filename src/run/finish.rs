@@ -6,6 +6,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use crate::fail_point;
+use crate::mutant;
 use crate::race::Claim;
 use crate::record::Record;
 use crate::store::values::{self, Lock, Status};
@@ -55,7 +56,11 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
     loop {
         // Safe when done twice, and when another takes the lock over at the same time: the lock is at this revision
         // for one of the writers only.
-        let txn = Txn::when([Compare::mod_revision(lock_key.as_str(), revision)])
+        let compare = match mutant!("finish-without-compare") {
+            true => Compare::present(keys::job(&fire.job)),
+            false => Compare::mod_revision(lock_key.as_str(), revision),
+        };
+        let txn = Txn::when([compare])
             .then([
                 Op::delete(lock_key.as_str()),
                 Op::delete(keys::cancel_request(&fire)),
@@ -72,6 +77,7 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
                 if let Some(entry) = lock
                     && let Ok(found) = values::decode::<Lock>(&entry.key, &entry.value)
                     && found.is_of(&ours.node, ours.node_start, ours.attempt)
+                    && !mutant!("mine-by-revision")
                 {
                     // A rewrite of ours whose answer never came.
                     revision = entry.mod_revision;
@@ -79,6 +85,9 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
                 }
                 if reply.got(1).first().is_some_and(|entry| says_the_same(entry, &record)) {
                     return Ok(Written::Record(record));
+                }
+                if mutant!("fenced-result-dropped") {
+                    return Ok(Written::Late(record));
                 }
                 fail_point!("finish.late");
                 return write_late(store, record).await;

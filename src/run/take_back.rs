@@ -15,6 +15,7 @@ use crate::fail_point;
 use crate::guard::folder::{Found as FoundFolder, Started};
 use crate::guard::{FolderName, Guards, RunFolder};
 use crate::job::{Job, Promise};
+use crate::mutant;
 use crate::race::{Found, Me, Standing};
 use crate::store::StoreError;
 use crate::store::values::LockState;
@@ -83,6 +84,9 @@ async fn see_to(
     // The locks were listed after the registration: what they show was this node's then.
     let mut claim = found.into_claim(standing.in_touch());
     let end = match folder.as_ref().map(RunFolder::look).transpose() {
+        Ok(Some(FoundFolder::Ended(_))) if mutant!("result-not-looked-for") => {
+            End::Lost { reason: "the guard was lost".to_owned(), started_at: None }
+        }
         Ok(Some(FoundFolder::Ended(ended))) => End::Known(ended),
         Ok(Some(FoundFolder::Guarded)) => {
             let folder = folder.as_ref().expect("it was looked into");
@@ -128,6 +132,9 @@ async fn see_to(
 /// Ends what is left of a command whose guard is gone: its cgroup, where it had one, and its session are shown to be
 /// empty before anybody may run again.
 pub(super) fn end_leftovers(place: &Place, started: &Started) {
+    if mutant!("leftovers-live-on") {
+        return;
+    }
     if let Guards::Simulated(host) = &place.guards {
         host.end_leftovers(started.guard);
         return;

@@ -18,6 +18,7 @@ use crate::fail_point;
 use crate::guard::folder::Found;
 use crate::guard::link::Request;
 use crate::guard::{Guard, Heard, RunFolder, Spec};
+use crate::mutant;
 use crate::race::{self, Claim, InTouch, Standing, Verified};
 use crate::record::Outcome;
 use crate::store::StoreError;
@@ -103,7 +104,8 @@ impl Watch<'_> {
                     Err(end) => break end,
                 },
                 Event::Contact(contact) => {
-                    let is_shown = self.shown.is_some_and(|shown| shown.losses == contact.losses);
+                    let is_shown = self.shown.is_some_and(|shown| shown.losses == contact.losses)
+                        || mutant!("contact-without-verify");
                     if !is_shown {
                         verifying = verifying.or_else(|| Some(self.verify()));
                     } else if contact.at >= passed_on + self.silence() {
@@ -117,6 +119,9 @@ impl Watch<'_> {
                     match verified {
                         Ok(Verified::Mine(contact)) => {
                             (self.shown, passed_on) = (Some(contact), contact.at);
+                            if mutant!("lock-lowered-first") {
+                                self.lower(self.hold().unwrap_or_default()).await;
+                            }
                             self.pass_on(&mut guard, contact).await;
                         }
                         Ok(Verified::Lost) => {
@@ -184,6 +189,9 @@ impl Watch<'_> {
             info!(job = %fire.job, fire = %fire.id, "it goes on without this daemon");
             return None;
         };
+        if mutant!("guard-told-first") {
+            guard.keep(contact(self.standing.in_touch(), longer)).await;
+        }
         if self.claim.lock().hold.is_some_and(|hold| hold < longer) {
             let form = self.claim.lock().with_hold(longer, self.claim.token());
             fail_point!("run.part");

@@ -51,6 +51,8 @@ struct State {
     cut_off: BTreeSet<String>,
     stopped: bool,
     refusing: bool,
+    /// Until then renewals are answered by a leader that was.
+    stalled_until: Option<Instant>,
 }
 
 /// What the network does to every call, at random. The default does nothing.
@@ -98,6 +100,7 @@ impl Sim {
             cut_off: BTreeSet::new(),
             stopped: false,
             refusing: false,
+            stalled_until: None,
         };
         Sim(Arc::new(World { state: Mutex::new(state), ticks: latest::channel(()).0 }))
     }
@@ -174,6 +177,11 @@ impl Sim {
         self.0.tick();
     }
 
+    /// For so long a stalled former leader answers renewals, also of leases that are gone.
+    pub fn stall(&self, length: Duration) {
+        self.0.lock().stalled_until = Some(Instant::now() + length);
+    }
+
     /// Forgets what happened up to now.
     pub fn compact(&self) {
         let mut state = self.0.lock();
@@ -237,7 +245,12 @@ impl SimStore {
     }
 
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, StoreError> {
-        self.call(false, move |table| table.renew(lease, Instant::now())).await
+        let renewed = self.call(false, move |table| table.renew(lease, Instant::now())).await;
+        let is_stalled = self.world.lock().stalled_until.is_some_and(|until| Instant::now() < until);
+        match renewed {
+            Err(StoreError::LeaseGone) if is_stalled => Ok(super::SHORTEST_LEASE),
+            renewed => renewed,
+        }
     }
 
     pub async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
@@ -472,7 +485,12 @@ impl SimWatch {
             biased;
             changed = self.ticks.changed() => {
                 changed.expect("the watch itself keeps the world alive");
-                let delay = self.store.world.lock().some_delay();
+                let delay = {
+                    let mut state = self.store.world.lock();
+                    // What is of no interest to this watch takes no way.
+                    let is_news = state.table.events(&self.range, self.next).map_or(true, |events| !events.is_empty());
+                    if is_news || state.refusing { state.some_delay() } else { Duration::ZERO }
+                };
                 travel(delay).await;
             }
             () = sleep_until(until) => {}

@@ -16,6 +16,7 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
         "hands",
         &[
             "fail_point",
+            "mutant",
             "clock",
             "latest",
             "files",

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use fleetcron::fire::Fire;
+use fleetcron::fire::{Fire, FireId, Lane};
 use fleetcron::record::Record;
-use fleetcron::store::values::{self, Lock};
+use fleetcron::store::values::{self, Definition, Lock};
 use fleetcron::store::{Entry, keys};
 
 use crate::jobs;
@@ -26,6 +26,10 @@ pub fn check(runs: &[Run], store: &[Entry]) -> Vec<Violation> {
     tokens_grow(runs, &mut found);
     every_start_has_its_record(runs, store, &mut found);
     no_result_is_lost(runs, store, &mut found);
+    records_stay(store, &mut found);
+    if THE_FLOOR_MOVES {
+        every_due_fire_is_covered(store, &mut found);
+    }
     nothing_is_left(store, &mut found);
     found
 }
@@ -143,6 +147,56 @@ fn shows(record: &Record, run: &Run) -> bool {
     });
     let was_it = record.past.iter().any(|past| past.attempt == run.attempt && past.ended_at.is_some());
     is_it || was_it
+}
+
+/// A record is written once, and nobody changes it.
+fn records_stay(store: &[Entry], found: &mut Vec<Violation>) {
+    let records = store.iter().filter(|entry| keys::fire_of(&entry.key).is_some());
+    for entry in records.filter(|entry| entry.key.starts_with("history/")) {
+        if entry.create_revision != entry.mod_revision {
+            found.push(format!("{} was written twice", entry.key));
+        }
+    }
+}
+
+/// To be switched on when wardens move the floor and write spans; [`span_of`] then has to read what they write.
+const THE_FLOOR_MOVES: bool = false;
+
+/// Every fire that was due by the present definition of a job, up to the floor, has a record or lies in a span; and the
+/// floor has come up to where the fleet was paused.
+fn every_due_fire_is_covered(store: &[Entry], found: &mut Vec<Violation>) {
+    let value = |key: &str| store.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_slice());
+    let covered: Vec<(Fire, Fire)> = store.iter().filter_map(span_of).collect();
+    for entry in store.iter().filter(|entry| entry.key.starts_with("jobs/")) {
+        let Ok(Definition { job, since, .. }) = Definition::decode(&entry.key, &entry.value) else {
+            continue;
+        };
+        let floor = value(&keys::floor(&job.name, &Lane::OneNode)).map(String::from_utf8_lossy);
+        let Some(FireId::Scheduled(floor)) = floor.and_then(|floor| floor.parse().ok()) else {
+            found.push(format!("{} has no floor", job.name));
+            continue;
+        };
+        let mut due = job.schedule.next_after(since).filter(|at| *at <= floor);
+        while let Some(at) = due {
+            let fire = Fire::new(job.name.clone(), FireId::scheduled(at));
+            match covered.iter().filter(|(first, last)| *first <= fire && fire <= *last).count() {
+                1 => {}
+                0 => found.push(format!("{fire} was due, and nothing tells what became of it")),
+                times => found.push(format!("{fire} is covered {times} times")),
+            }
+            due = job.schedule.next_after(at).filter(|at| *at <= floor);
+        }
+    }
+}
+
+/// The first and the last scheduled fire that a record or span is about.
+fn span_of(entry: &Entry) -> Option<(Fire, Fire)> {
+    let first = keys::fire_of(&entry.key).filter(|_| entry.key.starts_with("history/"))?;
+    let FireId::Scheduled(_) = first.id else { return None };
+    let form: serde_json::Value = serde_json::from_slice(&entry.value).ok()?;
+    let last = form.get("last").and_then(|last| last.as_str()).and_then(|last| last.parse().ok());
+    let last = Fire { id: last.unwrap_or(first.id), ..first.clone() };
+    Some((first, last))
 }
 
 fn nothing_is_left(store: &[Entry], found: &mut Vec<Violation>) {

@@ -22,6 +22,8 @@ pub enum Kind {
     DaemonKilled,
     DaemonStopped,
     PowerFails,
+    /// The machine comes back with an empty disk. Drawn with some failures of the power.
+    Reimaged,
     DaemonFrozen,
     HostFrozen,
     ClockStepped,
@@ -57,6 +59,7 @@ const WEIGHTS: &[(Kind, u32, u32)] = &[
     (Kind::DaemonKilled, 10, 0),
     (Kind::DaemonStopped, 6, 0),
     (Kind::PowerFails, 6, 0),
+    (Kind::Reimaged, 0, 0),
     (Kind::DaemonFrozen, 8, 20),
     (Kind::HostFrozen, 6, 20),
     (Kind::ClockStepped, 4, 0),
@@ -261,6 +264,10 @@ impl Weather {
             Kind::AllLeasesGone => {
                 fleet.say("st", "all leases are gone");
                 fleet.sim.revoke_all();
+                // Who revokes them is a leader that was stalled; the one before may go on answering renewals.
+                if fleet.random.random_range(0..2) == 0 {
+                    fleet.sim.stall(length.min(millis(8_000)));
+                }
             }
             Kind::OneLeaseGone => {
                 let key = keys::node(&fleet.nodes[node].name);
@@ -289,6 +296,10 @@ impl Weather {
             Kind::DaemonStopped if is_up => fleet.stop(node),
             Kind::PowerFails if fleet.nodes[node].host.is_some() => {
                 fleet.power_off(node);
+                if fleet.random.random_range(0..5) == 0 {
+                    fleet.reimage(node);
+                    *self.count.entry(Kind::Reimaged).or_default() += 1;
+                }
                 self.ends_in(fleet, length, End::Boot(node));
             }
             Kind::DaemonFrozen if is_up => {
@@ -354,6 +365,7 @@ impl Weather {
             Kind::DaemonKilled
             | Kind::DaemonStopped
             | Kind::PowerFails
+            | Kind::Reimaged
             | Kind::DaemonFrozen
             | Kind::HostFrozen
             | Kind::JobRemoved

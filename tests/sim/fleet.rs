@@ -219,6 +219,14 @@ impl Fleet {
         }
     }
 
+    /// A machine that is off gets an empty disk. What it knew is nobody's fault any more.
+    pub fn reimage(&mut self, number: usize) {
+        let node = &self.nodes[number];
+        fs::remove_dir_all(&node.folder).expect("nobody uses it");
+        self.truth.story().disk_is_gone(number);
+        self.truth.say(&format!("n{number}"), "its disk is replaced by an empty one");
+    }
+
     /// A daemon stands still, as by SIGSTOP.
     pub fn freeze_daemon(&mut self, number: usize) {
         let Some(daemon) = &mut self.nodes[number].daemon else { return };

@@ -9,6 +9,7 @@ mod coverage;
 mod faults;
 mod fleet;
 mod jobs;
+mod mutants;
 mod seed;
 mod truth;
 
@@ -111,7 +112,7 @@ fn tell(came: &Came) {
             println!("{line}");
         }
     }
-    println!("seed {}:", came.seed);
+    println!("VIOLATED by seed {}:", came.seed);
     for violation in &came.violations {
         println!("  {violation}");
     }

@@ -128,6 +128,13 @@ impl Story {
         self.lines.push(format!("{:>5}.{:03}     {text}", at.as_secs(), at.subsec_millis()));
     }
 
+    /// What was noted on that node's disk need not be known any more.
+    pub fn disk_is_gone(&mut self, node: usize) {
+        for run in self.runs.iter_mut().filter(|run| run.node == node) {
+            run.noted = false;
+        }
+    }
+
     pub fn lines(&self) -> &[String] {
         &self.lines
     }
