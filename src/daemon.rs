@@ -808,7 +808,7 @@ impl Daemon {
 
     /// Has a fire recorded that another one has overtaken.
     fn supersede(&mut self, older: Fire, by: FireId, waited_for: &str) {
-        info!(job = %older.job, fire = %older.id, %by, "superseded while it waited for {waited_for}");
+        info!(job = %older.job, fire = %older.id, %by, waited_for, "superseded while it waited");
         if self.unrun.len() >= MOST_UNRUN {
             warn!(job = %older.job, fire = %older.id, "too many fires wait for the store, this one gets no record");
             return;

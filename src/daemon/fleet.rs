@@ -238,8 +238,15 @@ impl Fleet {
         ranking.first(name) == Some(&self.me)
     }
 
-    /// Whether this node sees to the locks that a lost one held.
-    pub fn inherits_from(&self, lost: &NodeName) -> bool {
+    /// Whether this node sees to a lock that a lost one held: one that can run the job. Where none can, any node does
+    /// when it is too late to run it, or the job is gone.
+    pub fn inherits_from(&mut self, lost: &NodeName, job: Option<&Job>, is_late: bool) -> bool {
+        if let Some(job) = job {
+            let ranking = self.ranking(job);
+            if !ranking.is_empty() || !is_late {
+                return ranking.first(lost.as_str()) == Some(&self.me);
+            }
+        }
         let able = self.living.keys().filter(|node| !self.drained.contains(*node));
         placement::top(able, lost.as_str()) == Some(&self.me)
     }

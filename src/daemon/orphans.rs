@@ -85,8 +85,10 @@ impl Daemon {
         match told {
             Told::Found(found) => {
                 self.orphans.looking = false;
-                for found in found.into_iter().filter(|found| self.is_to_see_to(found)).collect::<Vec<_>>() {
-                    self.wait_for_holder(found);
+                for found in found {
+                    if self.is_to_see_to(&found) {
+                        self.wait_for_holder(found);
+                    }
                 }
                 if std::mem::take(&mut self.orphans.look_again) {
                     self.look_for_orphans();
@@ -102,10 +104,12 @@ impl Daemon {
 
     /// Whether this node sees to what is an orphan by the look of it; what an earlier life of its own held, its start
     /// has taken back.
-    fn is_to_see_to(&self, found: &Found) -> bool {
+    fn is_to_see_to(&mut self, found: &Found) -> bool {
         let lock = &found.lock;
         let earlier_life = lock.node == self.standing.me.name && self.state.is_own(lock.node_start);
-        !earlier_life && self.fleet.inherits_from(&lock.node)
+        let job = self.planner.get(&found.fire.job).map(|planned| planned.job.clone());
+        let is_late = self.options.clock.now() > lock.last_start;
+        !earlier_life && self.fleet.inherits_from(&lock.node, job.as_deref(), is_late)
     }
 
     /// Waits in a task of its own until the holder's run has stopped for certain.

@@ -1,6 +1,6 @@
 //! Fires between two attempts: their locks wait, and are no run, so they take no slot until the next one is to begin.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::Daemon;
 use crate::fire::Fire;
@@ -10,31 +10,36 @@ use crate::schedule::Timestamp;
 
 /// The locks of this node that wait, in the order of their instants.
 #[derive(Default)]
-pub(super) struct Retries(BTreeMap<(Timestamp, String), Found>);
+pub(super) struct Retries {
+    in_order: BTreeMap<(Timestamp, String), Found>,
+    due: HashMap<Fire, Timestamp>,
+}
 
 impl Retries {
     pub fn push(&mut self, found: Found) {
         let due = found.lock.due.unwrap_or(Timestamp::MIN_UTC);
-        self.0.insert((due, found.fire.to_string()), found);
+        self.due.insert(found.fire.clone(), due);
+        self.in_order.insert((due, found.fire.to_string()), found);
     }
 
     pub fn has(&self, fire: &Fire) -> bool {
-        self.0.values().any(|found| found.fire == *fire)
+        self.due.contains_key(fire)
     }
 
     pub fn take(&mut self, fire: &Fire) -> Option<Found> {
-        let key = self.0.iter().find(|(_, found)| found.fire == *fire).map(|(key, _)| key.clone())?;
-        self.0.remove(&key)
+        let due = self.due.remove(fire)?;
+        self.in_order.remove(&(due, fire.to_string()))
     }
 
     fn next_due(&self) -> Option<Timestamp> {
-        self.0.keys().next().map(|(due, _)| *due)
+        self.in_order.keys().next().map(|(due, _)| *due)
     }
 
     /// The first one whose instant has come.
     fn pop_due(&mut self, now: Timestamp) -> Option<Found> {
-        let first = self.0.first_entry()?;
-        (first.key().0 <= now).then(|| first.remove())
+        let (_, found) = self.in_order.first_key_value().filter(|((due, _), _)| *due <= now)?;
+        let fire = found.fire.clone();
+        self.take(&fire)
     }
 }
 

@@ -188,13 +188,13 @@ pub(super) fn unrun_outcome(lock: &Lock) -> Outcome {
     }
 }
 
-/// Of a fire that ends with an attempt that failed and is followed by none, that attempt is the run.
+/// Of a fire that ends with an attempt that failed and is followed by none, that attempt is the run. Unless its lock was
+/// passed on since: then it stays among those of the past, with the node that made it.
 pub(super) fn with_last_failure(mut record: Record) -> Record {
     let Some(run) = &mut record.run else { return record };
     if is_failure(record.outcome)
-        && let Some(last) = record.past.pop_if(|last| last.attempt == run.attempt)
+        && let Some(last) = record.past.pop_if(|last| last.attempt == run.attempt && last.node == run.node)
     {
-        run.node = last.node;
         (run.started_at, run.ended_at) = (last.started_at, last.ended_at);
         (run.exit_code, run.signal) = (last.exit_code, last.signal);
     }

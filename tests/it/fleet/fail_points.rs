@@ -51,6 +51,8 @@ enum Before {
     StoppedInRun,
     /// As `Asked`, of a job whose next fire has the one before it stopped.
     Replaces,
+    /// As `Asked`, of a job whose first attempt fails and whose second does not.
+    FailsOnce,
     /// A request whose command ran on another node, of which nothing is left.
     LostOther,
     /// The same, and then the job was removed.
@@ -149,6 +151,18 @@ const DRIVES: &[Drive] = &[
     drive("stop.send", Replaces, &[], &[AwaitStart, Ask]),
     drive("stop.pause", Replaces, &["stop.send"], &[AwaitStart, Ask, AwaitWait, LockFile, GoOn]),
     drive("lane.wait", Replaces, &[], &[AwaitStart, Ask]),
+    // The one that is stopped, by another fire.
+    drive("run.order", Replaces, &[], &[AwaitStart, Ask]),
+    drive("run.reap", Replaces, &[], &[AwaitStart, Ask]),
+    drive("finish.send", Replaces, &[], &[AwaitStart, Ask]),
+    drive("run.give_back", FailsOnce, &[], &[]),
+    drive("rewrite.send", FailsOnce, &[], &[]),
+    drive("run.again", FailsOnce, &[], &[]),
+    drive("back.again", FailsOnce, &[], &[]),
+    drive("again.begin", FailsOnce, &[], &[]),
+    drive("again.send", FailsOnce, &[], &[]),
+    drive("again.fence", FailsOnce, &["again.send"], &[AwaitWait, LoseLease, GoOn]),
+    drive("back.run", FailsOnce, &[], &[]),
     drive("orphans.list", Scheduled, &[], &[]),
     drive("orphan.look", LostOther, &[], &[]),
     drive("over.begin", LostOther, &[], &[]),
@@ -432,7 +446,7 @@ impl World {
         self.asked.push(fleet.ask("once").await);
         let died = match before {
             Scheduled | BesideASilentOne | WithoutFloor | WithFloorAhead | DefinedAnew | OnEveryNode
-            | Asked | Replaces => return,
+            | Asked | Replaces | FailsOnce => return,
             DiedAt(point) | DiedAtAndRemoved(point) => {
                 let mut node = fleet.node("a").fail_at(point).start();
                 node.wait_for_death(fleet).await;
@@ -464,11 +478,15 @@ impl World {
     }
 
     fn jobs(&self, before: Before) -> String {
-        let command = quoted(&self.fleet.marking("exec sleep 3"));
-        let overlap = if before == Replaces { "replace" } else { "skip" };
+        let (more, fields) = match before {
+            Replaces => ("exec sleep 3", "overlap = 'replace'"),
+            FailsOnce => ("[ $FLEETCRON_ATTEMPT != 1 ]", "retry = { attempts = 2, delay = '1s' }"),
+            _ => ("exec sleep 3", ""),
+        };
+        let command = quoted(&self.fleet.marking(more));
         format!(
             "[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\nhold = '6s'\nkill_after = '1s'\n\
-             overlap = '{overlap}'\n"
+             {fields}\n"
         )
     }
 

@@ -1,6 +1,6 @@
 //! What becomes of a fire that comes due while another of its lane runs, where it is to wait or to take its place.
 
-use fleetcron::store::values::LockState;
+use fleetcron::store::values::{HoldBack, LockState};
 
 use super::*;
 
@@ -276,5 +276,74 @@ async fn scheduled_fires_queue_or_replace_without_a_gap_and_never_two_at_once() 
             check_one_at_a_time(&fleet, job).await;
         }
         println!("{}", fleet.check_books(Gaps::None).await);
+    }
+}
+
+/// Where a daemon dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dies {
+    /// The one that has the fire which is to be stopped.
+    Holder,
+    /// The one whose fire is to run instead.
+    Other,
+}
+
+#[tokio::test]
+async fn either_daemon_may_die_at_any_step_of_a_replacement() {
+    for (who, point) in [
+        (Dies::Holder, "run.order"),
+        (Dies::Holder, "run.reap"),
+        (Dies::Holder, "run.finish"),
+        (Dies::Holder, "finish.send"),
+        (Dies::Other, "claim.answered"),
+        (Dies::Other, "stop.send"),
+        (Dies::Other, "lane.wait"),
+        (Dies::Other, "run.begin"),
+        (Dies::Other, "run.spawn"),
+    ] {
+        let fleet = Fleet::on_sqlite().await;
+        gated(&fleet, "overlap = 'replace'").await;
+        let mut holder = fleet.node("a").ready().await;
+        let first = running(&fleet).await;
+        // With a node that is dropped all ends that it started.
+        let mut earlier = Vec::new();
+        // So it is the other that runs the next one; what is in hand it sees to all the same.
+        let drain = values::encode(&HoldBack::new("test".to_owned(), chrono::Utc::now(), None, None));
+        let drained = keys::drained(&"a".parse().unwrap());
+        fleet.store.txn(Txn::new().then([Op::put(drained, drain)])).await.unwrap();
+        let other = fleet.node("b");
+        let mut other = match who {
+            Dies::Holder => {
+                holder.kill();
+                let again = fleet.node("a").fail_at(point).start();
+                earlier.push(std::mem::replace(&mut holder, again));
+                other.start()
+            }
+            Dies::Other => other.fail_at(point).start(),
+        };
+        let second = fleet.ask("once").await;
+        match who {
+            Dies::Holder => {
+                holder.wait_for_death(&fleet).await;
+                let again = fleet.node("a").ready().await;
+                earlier.push(std::mem::replace(&mut holder, again));
+            }
+            Dies::Other => {
+                other.wait_for_death(&fleet).await;
+                let again = fleet.node("b").ready().await;
+                earlier.push(std::mem::replace(&mut other, again));
+            }
+        }
+        let record = fleet.wait_for_record(&first).await;
+        let reason = format!("replaced by {}", second.id);
+        assert_eq!((record.outcome, record.reason), (Outcome::Cancelled, Some(reason)), "{who:?} at {point}");
+        open_gate(&fleet);
+        let record = fleet.wait_for_record(&second).await;
+        assert_eq!(record.outcome, Outcome::Succeeded, "{who:?} at {point}: {record:?}");
+        holder.stop(&fleet).await;
+        other.stop(&fleet).await;
+        check_one_at_a_time(&fleet, "once").await;
+        check_nothing_is_asked(&fleet).await;
+        println!("{who:?} at {point}: {}", fleet.check_books(Gaps::None).await);
     }
 }
