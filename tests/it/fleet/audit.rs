@@ -24,24 +24,27 @@ fn jobs(fleet: &Fleet) -> String {
     .concat()
 }
 
-/// The rows of the audit, with the journals of these nodes. Panics if it finds a fault.
+/// The rows of the audit, with the journals of these nodes, whose clocks are so far apart. Panics if it finds a fault.
 #[track_caller]
-fn clean(fleet: &Fleet, nodes: &[&Node], when: &str) -> Vec<Value> {
+pub fn clean(fleet: &Fleet, nodes: &[&Node], skew: &str) -> Vec<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fleetcron"));
-    // All run on one machine, so there is one clock.
-    command.args(["audit", "--output", "json", "--skew", "0s", "--store", &fleet.address.to_string()]);
+    command.args(["audit", "--output", "json", "--skew", skew, "--store", &fleet.address.to_string()]);
     command.arg("--journals").args(nodes.iter().map(|node| &node.state));
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let (findings, lanes): (Vec<Value>, Vec<Value>) = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .partition(|row| row["row"] == "finding");
-    assert!(output.status.success(), "{when}: {said}\n{findings:#?}\n{}", fleet.logs());
-    println!("{when}: notes {findings:#?}");
+    let rows: Vec<Value> = output
+        .stdout
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    let (findings, lanes): (Vec<Value>, Vec<Value>) =
+        rows.into_iter().partition(|row| row["row"] == "finding");
+    assert!(output.status.success(), "{said}\n{findings:#?}\n{}", fleet.logs());
     lanes
 }
+
+/// All run on one machine, so there is one clock.
+const ONE_CLOCK: &str = "0s";
 
 /// How a node is lost.
 enum Lost {
@@ -67,7 +70,7 @@ async fn check(how: Lost) {
     let mut lost = fleet.node("a").ready().await;
     let mut other = fleet.node("b").ready().await;
     fleet.wait_for_records("tick", 8).await;
-    clean(&fleet, &[&lost, &other], "while both run");
+    clean(&fleet, &[&lost, &other], ONE_CLOCK);
     fleet
         .wait_until("a to run what another may run again, and what not", async || {
             let locks = fleet.list(keys::locks()).await.entries;
@@ -92,14 +95,14 @@ async fn check(how: Lost) {
             fleet.records().await.iter().any(is_of_a)
         })
         .await;
-    clean(&fleet, &[&lost, &other], "while one is gone");
+    clean(&fleet, &[&lost, &other], ONE_CLOCK);
     let mut back = fleet.node("a").ready().await;
     let before = fleet.records_of("tick").await.len();
     fleet.wait_for_records("tick", before + 8).await;
-    clean(&fleet, &[&back, &other], "when it is back");
+    clean(&fleet, &[&back, &other], ONE_CLOCK);
     back.stop(&fleet).await;
     other.stop(&fleet).await;
-    for lane in clean(&fleet, &[&back, &other], "when all have gone") {
+    for lane in clean(&fleet, &[&back, &other], ONE_CLOCK) {
         println!("{lane}");
         assert!(lane["due"].as_u64().unwrap() > 3 && lane["gaps"] == 0, "{lane}");
     }
@@ -112,7 +115,7 @@ async fn what_a_journal_tells_and_the_store_has_lost_is_found() {
     let mut node = fleet.node("a").ready().await;
     let records = fleet.wait_for_records("tick", 8).await;
     node.stop(&fleet).await;
-    clean(&fleet, &[&node], "before");
+    clean(&fleet, &[&node], ONE_CLOCK);
     let gone = &records[4].fire;
     fleet.store.txn(Txn::new().then([Op::delete(keys::record(gone))])).await.unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fleetcron"));
