@@ -125,3 +125,50 @@ async fn what_a_journal_tells_and_the_store_has_lost_is_found() {
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains(&format!("unrecorded: {gone}: by its journal a started attempt 1")), "{text}");
 }
+
+/// The floor of a job's one lane.
+async fn floor(fleet: &Fleet, job: &str) -> Option<Timestamp> {
+    let entry = fleet.store.get(&keys::floor(&name(job), &fleetcron::fire::Lane::OneNode)).await.ok()??;
+    let id: FireId = std::str::from_utf8(&entry.value).unwrap().parse().unwrap();
+    Some(id.instant())
+}
+
+#[tokio::test]
+async fn pauses_edits_removals_and_times_when_nobody_was_up_leave_no_gap() {
+    let fleet = Fleet::on_sqlite().await;
+    let job = |name: &str, schedule: &str| {
+        let command = quoted(&fleet.marking("true"));
+        format!("[jobs.{name}]\nschedule = '{schedule}'\ncommand = {command}\n")
+    };
+    let stays = job("stays", "@every 1s");
+    fleet.sync(&[&stays[..], &job("edited", "@every 2s"), &job("gone", "@every 1s")].concat()).await;
+    let mut node = fleet.node("a").ready().await;
+    fleet.wait_for_records("stays", 4).await;
+    fleet.act(&["pause", "stays"]);
+    fleet.wait_for_records("gone", 6).await;
+    fleet.act(&["resume", "stays"]);
+    let before = fleet.records_of("stays").await.len();
+    fleet.wait_for_records("stays", before + 2).await;
+    node.kill();
+    fleet.sync(&[&stays[..], &job("edited", "@every 3s")].concat()).await;
+    let down = chrono::Utc::now();
+    fleet
+        .wait_until("some fires to pass while nobody is up", async || {
+            chrono::Utc::now() > down + chrono::TimeDelta::seconds(8)
+        })
+        .await;
+    let mut node = fleet.node("a").ready().await;
+    let up = chrono::Utc::now();
+    for job in ["stays", "edited"] {
+        fleet.wait_until("all that was to be settled", async || floor(&fleet, job).await > Some(up)).await;
+    }
+    fleet
+        .wait_until("the removed job's lane to be closed", async || floor(&fleet, "gone").await.is_none())
+        .await;
+    node.stop(&fleet).await;
+    let lanes = clean(&fleet, &[&node], ONE_CLOCK);
+    let of =
+        |job: &str, field: &str| lanes.iter().find(|row| row["job"] == job).unwrap()[field].as_u64().unwrap();
+    assert!(of("stays", "missed") >= 8 && of("edited", "missed") >= 2, "{lanes:#?}");
+    assert_eq!(of("gone", "open") + of("gone", "unknown"), 0, "{lanes:#?}");
+}
