@@ -169,6 +169,6 @@ async fn pauses_edits_removals_and_times_when_nobody_was_up_leave_no_gap() {
     let lanes = clean(&fleet, &[&node], ONE_CLOCK);
     let of =
         |job: &str, field: &str| lanes.iter().find(|row| row["job"] == job).unwrap()[field].as_u64().unwrap();
-    assert!(of("stays", "missed") >= 8 && of("edited", "missed") >= 2, "{lanes:#?}");
+    assert!(of("stays", "missed") >= 5 && of("edited", "missed") >= 1, "{lanes:#?}");
     assert_eq!(of("gone", "open") + of("gone", "unknown"), 0, "{lanes:#?}");
 }
