@@ -14,7 +14,7 @@ use std::fmt;
 use chrono::{SecondsFormat, TimeDelta};
 
 pub use self::journals::{Journals, Reach};
-use crate::fire::{Fire, FireId, Lane};
+use crate::fire::{Fire, FireId};
 use crate::job::{Job, Overlap, Promise};
 use crate::planner::{Dues, Reign};
 use crate::record::{JournalEntry, Outcome, Past, Record, RunFacts};
@@ -23,7 +23,6 @@ use crate::schedule::Timestamp;
 /// What there is of a lane.
 #[derive(Debug, Clone, Copy)]
 pub struct Books<'a> {
-    pub lane: &'a Lane,
     pub dues: &'a Dues,
     /// Not where a definition could not be read.
     pub dues_are_known: bool,
@@ -31,8 +30,10 @@ pub struct Books<'a> {
     pub floor: Option<Timestamp>,
     /// Somebody is there whose business its fires are: of a node's lane, that node.
     pub is_attended: bool,
-    /// The instant of the oldest record that is kept. What was before is not known.
+    /// The instant of the oldest record that is kept of a scheduled fire. What was before is not known.
     pub oldest: Option<Timestamp>,
+    /// The same of fires that no schedule asked for.
+    pub oldest_asked: Option<Timestamp>,
     /// Of the time asked about; that the one before it may reach into it, it comes too.
     pub records: &'a [Record],
     /// True results that came after somebody else had closed the fire.
@@ -224,7 +225,16 @@ impl Books<'_> {
         }
     }
 
-    /// Up to this instant records may be gone.
+    /// Whether a fire may have had a record that is gone.
+    fn is_pruned(&self, fire: &Fire) -> bool {
+        let at = fire.scheduled_at();
+        match fire.id {
+            FireId::Scheduled(_) => at <= self.pruned_until(),
+            FireId::Manual(_) | FireId::Boot(_) => self.oldest_asked.is_none_or(|oldest| at < oldest),
+        }
+    }
+
+    /// Up to this instant records of scheduled fires may be gone.
     fn pruned_until(&self) -> Timestamp {
         // What lies behind the floor has never been pruned.
         let floor = self.floor.unwrap_or(Timestamp::MAX_UTC);

@@ -32,7 +32,7 @@ pub(super) fn judge(books: &Books, report: &mut Report) {
         books.entries.iter().filter(|entry| books.asks_about(&entry.fire) && entry.started_at.is_some());
     for entry in ours {
         match told_of(books, entry) {
-            Told::Nowhere if entry.fire.scheduled_at() <= books.pruned_until() => {}
+            Told::Nowhere if books.is_pruned(&entry.fire) => {}
             Told::Nowhere => report.findings.push(unrecorded(entry)),
             Told::ByLock => {}
             Told::ByRun(run) => {

@@ -88,12 +88,12 @@ impl Case {
 
     fn judge(&self) -> Report {
         judge(&Books {
-            lane: &Lane::OneNode,
             dues: &self.dues,
             dues_are_known: self.dues_are_known,
             floor: self.floor,
             is_attended: self.is_attended,
             oldest: self.oldest,
+            oldest_asked: self.oldest,
             records: &self.records,
             late: &self.late,
             locks: &self.locks,

@@ -129,8 +129,11 @@ impl Daemon {
         for name in names {
             self.choose_ward(&name);
         }
-        let gone: Vec<JobName> =
-            self.wards.wards.keys().filter(|name| self.planner.get(name).is_none()).cloned().collect();
+        // Also one that was removed while nobody was up.
+        let one_node = self.floors.keys().filter(|(_, lane)| *lane == Lane::OneNode).map(|(name, _)| name);
+        let known = self.wards.wards.keys().chain(one_node);
+        let gone: BTreeSet<JobName> =
+            known.filter(|name| self.planner.get(name).is_none()).cloned().collect();
         for name in gone {
             self.choose_ward(&name);
         }
@@ -240,12 +243,15 @@ impl Daemon {
                 Ok(Settled::Upto { floor, .. }) => {
                     match planned.and_then(|planned| planned.next_start(floor)) {
                         Some(starts) => (floor, (starts + RIPE_AFTER).max(now + LOOK_EVERY)),
-                        // Never due again; of a job that is gone there may be more to settle.
+                        // Of a job that is gone there may be more to settle.
+                        None if planned.is_none() => (floor, now + LOOK_EVERY),
+                        // Never due again.
                         None => (floor, now + LOOK_AT_OPEN_EVERY * 10),
                     }
                 }
                 Ok(Settled::Closed) => {
                     self.wards.remove(&job);
+                    self.floors.remove(&(job, lane));
                     continue;
                 }
                 Ok(Settled::Overtaken) => (floor, now + LOOK_AGAIN),

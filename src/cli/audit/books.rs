@@ -95,7 +95,8 @@ struct Definitions {
 /// The records of a lane, as far as they matter.
 #[derive(Default)]
 struct History {
-    oldest: Option<Timestamp>,
+    /// By the schedule, and asked for.
+    oldest: [Option<Timestamp>; 2],
     records: Vec<Record>,
     late: Vec<Record>,
     unreadable: Vec<(Timestamp, Timestamp)>,
@@ -193,7 +194,8 @@ impl<'q> Books<'q> {
         let Some((_, history)) = &mut self.open else { return };
         let at = fire.scheduled_at();
         if !late {
-            history.oldest = Some(history.oldest.map_or(at, |oldest| oldest.min(at)));
+            let oldest = &mut history.oldest[kind(&fire)];
+            *oldest = Some(oldest.map_or(at, |oldest| oldest.min(at)));
         }
         if at >= self.question.until {
             return;
@@ -236,7 +238,6 @@ impl<'q> Books<'q> {
         let definitions = self.jobs.get(&lane.0);
         let dues = definitions.map(|definitions| definitions.dues(&lane.1)).unwrap_or_default();
         let report = audit::judge(&audit::Books {
-            lane: &lane.1,
             dues: &dues,
             dues_are_known: definitions.is_none_or(|definitions| !definitions.has_unreadable),
             floor: self.floors.get(&lane).copied(),
@@ -244,7 +245,8 @@ impl<'q> Books<'q> {
                 Lane::OneNode => true,
                 Lane::Node(node) => self.nodes.contains(node),
             },
-            oldest: history.oldest,
+            oldest: history.oldest[0],
+            oldest_asked: history.oldest[1],
             records: &history.records,
             late: &history.late,
             locks: self.locks.get(&lane).map_or(&[], Vec::as_slice),
@@ -281,11 +283,15 @@ impl Definitions {
     }
 }
 
+/// 0 for fires of a schedule, 1 for those that were asked for.
+fn kind(fire: &Fire) -> usize {
+    usize::from(!matches!(fire.id, FireId::Scheduled(_)))
+}
+
 impl History {
     /// Keys come in the order of time, so the last one is the newest.
     fn keep_before(&mut self, fire: &Fire, entry: Entry) {
-        let is_asked = !matches!(fire.id, FireId::Scheduled(_));
-        self.before[usize::from(is_asked)] = Some(entry);
+        self.before[kind(fire)] = Some(entry);
     }
 
     fn decode_before(&mut self) -> usize {

@@ -11,7 +11,7 @@ impl Fleet {
     }
 
     #[track_caller]
-    fn act(&self, args: &[&str]) -> String {
+    pub(super) fn act(&self, args: &[&str]) -> String {
         let output = self.operator(args).output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{args:?}: {said}\n{}", self.logs());

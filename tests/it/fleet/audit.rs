@@ -24,24 +24,27 @@ fn jobs(fleet: &Fleet) -> String {
     .concat()
 }
 
-/// The rows of the audit, with the journals of these nodes. Panics if it finds a fault.
+/// The rows of the audit, with the journals of these nodes, whose clocks are so far apart. Panics if it finds a fault.
 #[track_caller]
-fn clean(fleet: &Fleet, nodes: &[&Node], when: &str) -> Vec<Value> {
+pub fn clean(fleet: &Fleet, nodes: &[&Node], skew: &str) -> Vec<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fleetcron"));
-    // All run on one machine, so there is one clock.
-    command.args(["audit", "--output", "json", "--skew", "0s", "--store", &fleet.address.to_string()]);
+    command.args(["audit", "--output", "json", "--skew", skew, "--store", &fleet.address.to_string()]);
     command.arg("--journals").args(nodes.iter().map(|node| &node.state));
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let (findings, lanes): (Vec<Value>, Vec<Value>) = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .partition(|row| row["row"] == "finding");
-    assert!(output.status.success(), "{when}: {said}\n{findings:#?}\n{}", fleet.logs());
-    println!("{when}: notes {findings:#?}");
+    let rows: Vec<Value> = output
+        .stdout
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    let (findings, lanes): (Vec<Value>, Vec<Value>) =
+        rows.into_iter().partition(|row| row["row"] == "finding");
+    assert!(output.status.success(), "{said}\n{findings:#?}\n{}", fleet.logs());
     lanes
 }
+
+/// All run on one machine, so there is one clock.
+const ONE_CLOCK: &str = "0s";
 
 /// How a node is lost.
 enum Lost {
@@ -67,7 +70,7 @@ async fn check(how: Lost) {
     let mut lost = fleet.node("a").ready().await;
     let mut other = fleet.node("b").ready().await;
     fleet.wait_for_records("tick", 8).await;
-    clean(&fleet, &[&lost, &other], "while both run");
+    clean(&fleet, &[&lost, &other], ONE_CLOCK);
     fleet
         .wait_until("a to run what another may run again, and what not", async || {
             let locks = fleet.list(keys::locks()).await.entries;
@@ -92,14 +95,14 @@ async fn check(how: Lost) {
             fleet.records().await.iter().any(is_of_a)
         })
         .await;
-    clean(&fleet, &[&lost, &other], "while one is gone");
+    clean(&fleet, &[&lost, &other], ONE_CLOCK);
     let mut back = fleet.node("a").ready().await;
     let before = fleet.records_of("tick").await.len();
     fleet.wait_for_records("tick", before + 8).await;
-    clean(&fleet, &[&back, &other], "when it is back");
+    clean(&fleet, &[&back, &other], ONE_CLOCK);
     back.stop(&fleet).await;
     other.stop(&fleet).await;
-    for lane in clean(&fleet, &[&back, &other], "when all have gone") {
+    for lane in clean(&fleet, &[&back, &other], ONE_CLOCK) {
         println!("{lane}");
         assert!(lane["due"].as_u64().unwrap() > 3 && lane["gaps"] == 0, "{lane}");
     }
@@ -112,7 +115,7 @@ async fn what_a_journal_tells_and_the_store_has_lost_is_found() {
     let mut node = fleet.node("a").ready().await;
     let records = fleet.wait_for_records("tick", 8).await;
     node.stop(&fleet).await;
-    clean(&fleet, &[&node], "before");
+    clean(&fleet, &[&node], ONE_CLOCK);
     let gone = &records[4].fire;
     fleet.store.txn(Txn::new().then([Op::delete(keys::record(gone))])).await.unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_fleetcron"));
@@ -121,4 +124,51 @@ async fn what_a_journal_tells_and_the_store_has_lost_is_found() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains(&format!("unrecorded: {gone}: by its journal a started attempt 1")), "{text}");
+}
+
+/// The floor of a job's one lane.
+async fn floor(fleet: &Fleet, job: &str) -> Option<Timestamp> {
+    let entry = fleet.store.get(&keys::floor(&name(job), &fleetcron::fire::Lane::OneNode)).await.ok()??;
+    let id: FireId = std::str::from_utf8(&entry.value).unwrap().parse().unwrap();
+    Some(id.instant())
+}
+
+#[tokio::test]
+async fn pauses_edits_removals_and_times_when_nobody_was_up_leave_no_gap() {
+    let fleet = Fleet::on_sqlite().await;
+    let job = |name: &str, schedule: &str| {
+        let command = quoted(&fleet.marking("true"));
+        format!("[jobs.{name}]\nschedule = '{schedule}'\ncommand = {command}\n")
+    };
+    let stays = job("stays", "@every 1s");
+    fleet.sync(&[&stays[..], &job("edited", "@every 2s"), &job("gone", "@every 1s")].concat()).await;
+    let mut node = fleet.node("a").ready().await;
+    fleet.wait_for_records("stays", 4).await;
+    fleet.act(&["pause", "stays"]);
+    fleet.wait_for_records("gone", 6).await;
+    fleet.act(&["resume", "stays"]);
+    let before = fleet.records_of("stays").await.len();
+    fleet.wait_for_records("stays", before + 2).await;
+    node.kill();
+    fleet.sync(&[&stays[..], &job("edited", "@every 3s")].concat()).await;
+    let down = chrono::Utc::now();
+    fleet
+        .wait_until("some fires to pass while nobody is up", async || {
+            chrono::Utc::now() > down + chrono::TimeDelta::seconds(8)
+        })
+        .await;
+    let mut node = fleet.node("a").ready().await;
+    let up = chrono::Utc::now();
+    for job in ["stays", "edited"] {
+        fleet.wait_until("all that was to be settled", async || floor(&fleet, job).await > Some(up)).await;
+    }
+    fleet
+        .wait_until("the removed job's lane to be closed", async || floor(&fleet, "gone").await.is_none())
+        .await;
+    node.stop(&fleet).await;
+    let lanes = clean(&fleet, &[&node], ONE_CLOCK);
+    let of =
+        |job: &str, field: &str| lanes.iter().find(|row| row["job"] == job).unwrap()[field].as_u64().unwrap();
+    assert!(of("stays", "missed") >= 5 && of("edited", "missed") >= 1, "{lanes:#?}");
+    assert_eq!(of("gone", "open") + of("gone", "unknown"), 0, "{lanes:#?}");
 }

@@ -25,6 +25,9 @@ async fn check(fleet: Fleet, clocks: &[&str], goes_on_for: Duration) {
     for node in &mut nodes {
         assert!(node.wait_for_end(&fleet).await.success(), "{}", fleet.logs());
     }
+    // By how they are set, the clocks differ by ten seconds.
+    let lanes = audit::clean(&fleet, &nodes.iter().collect::<Vec<_>>(), "11s");
+    assert_eq!(lanes.len(), 10, "{lanes:#?}");
     let books = fleet.check_books(Gaps::None).await;
     println!("{} nodes, clocks {clocks:?}: {books}", nodes.len());
     assert!(books.starts > 0);
