@@ -95,7 +95,12 @@ impl Daemon {
             let is_for_me = |found: &Found| {
                 let lock = &found.lock;
                 let earlier_life = lock.node == me.name && own.is_own(lock.node_start);
-                !earlier_life && placement::top(living.keys(), lock.node.as_str()) == Some(&me.name)
+                let by = match lock.hold {
+                    // Nobody but the name's new owner may touch it.
+                    None if living.contains_key(&lock.node) => Some(&lock.node),
+                    _ => placement::top(living.keys(), lock.node.as_str()),
+                };
+                !earlier_life && by == Some(&me.name)
             };
             let _ = tell.send(Told::Found(found.into_iter().filter(is_for_me).collect())).await;
         }));
