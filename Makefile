@@ -25,9 +25,10 @@ test-long: setup-build setup-test
 sim: setup-build
 	FLEETCRON_SIM_SEEDS=$(SEEDS) FLEETCRON_SIM_SEED=$(SEED) $(SIMULATION) no_promise
 
-# Plants faults in the protocol, one after the other, and shows that the simulation catches each.
+# Plants faults in the protocol, one after the other, and shows that the simulation catches each. `make mutants
+# MUTANT=no-lane-compare` plants one.
 mutants: setup-build
-	$(SIMULATION) --ignored every_planted_fault
+	FLEETCRON_SIM_SEEDS=$(SEEDS) FLEETCRON_MUTANT=$(MUTANT) $(SIMULATION) --ignored every_planted_fault
 
 # In a profile of its own: unoptimised it takes five times as long.
 SIMULATION = $(CARGO) test --profile sim --test sim -- --nocapture

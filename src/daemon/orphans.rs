@@ -109,7 +109,12 @@ impl Daemon {
         let earlier_life = lock.node == self.standing.me.name && self.state.is_own(lock.node_start);
         let job = self.planner.get(&found.fire.job).map(|planned| planned.job.clone());
         let is_late = self.options.clock.now() > lock.last_start;
-        !earlier_life && self.fleet.inherits_from(&lock.node, job.as_deref(), is_late)
+        let is_for_me = match lock.hold {
+            // Nobody but the name's new owner may touch it.
+            None if self.fleet.living.contains_key(&lock.node) => lock.node == self.standing.me.name,
+            _ => self.fleet.inherits_from(&lock.node, job.as_deref(), is_late),
+        };
+        !earlier_life && is_for_me
     }
 
     /// Waits in a task of its own until the holder's run has stopped for certain.

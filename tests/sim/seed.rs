@@ -14,8 +14,10 @@ use crate::fleet::Fleet;
 use crate::jobs::KINDS;
 use crate::truth::{Scripted, Truth};
 
-/// How long things go wrong.
+/// How long things go wrong: so long, and until there was something to go wrong.
 const STORMY: Duration = Duration::from_secs(30 * 60);
+const LONGEST_STORM: Duration = Duration::from_secs(60 * 60);
+const ENOUGH_STARTS: usize = 110;
 /// How long everything may take to be done once nothing goes wrong any more: a command of five minutes, the longer hold
 /// of a daemon that stopped, and the rounds in which orphans are looked for.
 const CALM: Duration = Duration::from_secs(25 * 60);
@@ -121,7 +123,8 @@ async fn stormy(fleet: &mut Fleet, weather: &mut Weather, violations: &mut Vec<V
     let mut next_ask = Duration::from_secs(20);
     loop {
         let now = fleet.truth.story().now();
-        if now >= STORMY {
+        let is_enough = fleet.truth.story().runs.len() >= ENOUGH_STARTS;
+        if now >= if is_enough { STORMY } else { LONGEST_STORM } {
             return;
         }
         weather.end(fleet, now);
