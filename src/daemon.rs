@@ -19,7 +19,7 @@ pub mod sweep;
 mod waiting;
 mod wards;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -210,6 +210,8 @@ struct Daemon {
     looks: Looks,
     catching_up: CatchingUp,
     wards: Wards,
+    /// Jobs whose definitions this release cannot read.
+    unreadable: BTreeSet<JobName>,
     fleet: Fleet,
     /// Since boot: since when the store tells that this node is not there.
     missing_since: Option<Duration>,
@@ -351,6 +353,7 @@ impl Daemon {
             looks: Looks::default(),
             catching_up: CatchingUp::default(),
             wards: Wards::new(now),
+            unreadable: BTreeSet::new(),
             missing_since: None,
             news: mpsc::channel(WAITING_NEWS),
             asked: BTreeMap::new(),
@@ -490,6 +493,7 @@ impl Daemon {
     }
 
     fn jobs_seen(&mut self, seen: Seen) {
+        let is_list = matches!(seen, Seen::All { .. });
         match seen {
             Seen::All { entries, .. } => {
                 let there: std::collections::HashSet<_> =
@@ -522,6 +526,9 @@ impl Daemon {
                 warn!(node = %self.options.node, %error, "the store is out of touch, trying on");
             }
         }
+        if is_list {
+            self.choose_wards();
+        }
         self.race_again_for_outdated();
         self.race_for_requests();
     }
@@ -533,6 +540,7 @@ impl Daemon {
                 if self.planner.get(&job.name).is_some_and(|known| known.definition == definition.0) {
                     return;
                 }
+                self.unreadable.remove(&job.name);
                 debug!(job = %job.name, %definition, "job defined");
                 if since > self.options.clock.now() + FROM_THE_FUTURE {
                     warn!(job = %job.name, %since,
@@ -553,6 +561,8 @@ impl Daemon {
                 // What it was before is no longer what is wanted.
                 if let Ok(name) = keys::name_of(&entry.key).parse() {
                     self.planner.remove(&name);
+                    self.unreadable.insert(name.clone());
+                    self.choose_ward(&name);
                 }
             }
         }
@@ -560,6 +570,7 @@ impl Daemon {
 
     fn forget(&mut self, name: &JobName) {
         debug!(job = %name, "job removed");
+        self.unreadable.remove(name);
         self.planner.remove(name);
         self.waiting.forget(name);
         self.queued.forget(name);

@@ -46,6 +46,8 @@ struct Known {
     floor: Timestamp,
     /// None: a look is under way.
     look_at: Option<Timestamp>,
+    /// Its job is.
+    is_gone: bool,
     pruning: Pruning,
 }
 
@@ -79,9 +81,10 @@ impl Wards {
     }
 
     fn put(&mut self, job: &JobName, lane: Lane, floor: Timestamp, look_at: Timestamp, pruning: Pruning) {
+        let is_gone = self.wards.get(job).is_some_and(|known| known.is_gone);
         self.remove(job);
         self.due.insert((look_at, job.clone()));
-        self.wards.insert(job.clone(), Known { lane, floor, look_at: Some(look_at), pruning });
+        self.wards.insert(job.clone(), Known { lane, floor, look_at: Some(look_at), is_gone, pruning });
     }
 
     fn remove(&mut self, job: &JobName) {
@@ -125,16 +128,16 @@ impl Wards {
 impl Daemon {
     /// Works out anew which lanes this node looks after.
     pub(super) fn choose_wards(&mut self) {
-        let names: Vec<JobName> = self.planner.names().cloned().collect();
-        for name in names {
-            self.choose_ward(&name);
+        if !self.knows_jobs {
+            // All would seem to be gone.
+            return;
         }
-        // Also one that was removed while nobody was up.
-        let one_node = self.floors.keys().filter(|(_, lane)| *lane == Lane::OneNode).map(|(name, _)| name);
-        let known = self.wards.wards.keys().chain(one_node);
-        let gone: BTreeSet<JobName> =
-            known.filter(|name| self.planner.get(name).is_none()).cloned().collect();
-        for name in gone {
+        // Also those that were removed while nobody was up.
+        let own = Lane::Node(self.options.node.clone());
+        let left = self.floors.keys().filter(|(_, lane)| *lane == Lane::OneNode || *lane == own);
+        let known = left.map(|(name, _)| name).chain(self.wards.wards.keys());
+        let names: BTreeSet<JobName> = self.planner.names().chain(known).cloned().collect();
+        for name in names {
             self.choose_ward(&name);
         }
     }
@@ -143,16 +146,27 @@ impl Daemon {
     pub(super) fn choose_ward(&mut self, name: &JobName) {
         let now = self.options.clock.now();
         let planned = self.planner.get(name);
-        let lane = planned.map_or(Some(Lane::OneNode), |planned| planned.lane.clone());
+        let own = Lane::Node(self.options.node.clone());
+        let lane = match planned {
+            Some(planned) => planned.lane.clone(),
+            // It is somebody's, who can read it.
+            None if self.unreadable.contains(name) => None,
+            None if self.floors.contains_key(&(name.clone(), own.clone())) => Some(own),
+            None => Some(Lane::OneNode),
+        };
         let is_mine = match &lane {
             Some(Lane::Node(_)) => true,
             Some(Lane::OneNode) => self.fleet.is_warden(name.as_str(), planned.map(|planned| &*planned.job)),
             None => false,
         };
         let Some(lane) = lane.filter(|_| is_mine) else { return self.wards.remove(name) };
-        if self.wards.wards.get(name).is_some_and(|known| known.lane == lane && planned.is_some()) {
+        let known = self.wards.wards.get(name).filter(|known| known.lane == lane);
+        // Of one that has just gone, the last fires are to be settled soon.
+        let is_known = known.is_some_and(|known| planned.is_some() || known.is_gone);
+        if is_known {
             return;
         }
+        let is_gone = planned.is_none();
         // Where it is not known, one look more finds out: see `warden::settle`.
         let floor = self.floors.get(&(name.clone(), lane.clone())).copied().unwrap_or(now);
         let first = planned.and_then(|planned| planned.next_start(floor)).map(|starts| starts + RIPE_AFTER);
@@ -165,6 +179,9 @@ impl Daemon {
         let soon = LOOK_AT_LEAST_EVERY.as_seconds_f64() * self.place.store.random();
         let at = now + TimeDelta::seconds(soon as i64);
         self.wards.put(name, lane, floor, look_at, Pruning { unpruned: 0, at });
+        if let Some(known) = self.wards.wards.get_mut(name) {
+            known.is_gone = is_gone;
+        }
     }
 
     /// Begins to look at the lanes whose time has come, in a small task, one batch after the other.
@@ -251,7 +268,11 @@ impl Daemon {
                 }
                 Ok(Settled::Closed) => {
                     self.wards.remove(&job);
-                    self.floors.remove(&(job, lane));
+                    self.floors.remove(&(job.clone(), lane.clone()));
+                    if lane != Lane::OneNode {
+                        // A job may have had both kinds of lanes.
+                        self.choose_ward(&job);
+                    }
                     continue;
                 }
                 Ok(Settled::Overtaken) => (floor, now + LOOK_AGAIN),

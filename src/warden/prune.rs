@@ -9,7 +9,6 @@ use std::collections::HashSet;
 use chrono::TimeDelta;
 use tracing::{debug, info};
 
-use crate::fail_point;
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, Keep};
 use crate::schedule::Timestamp;
@@ -22,6 +21,9 @@ const AT_ONCE: usize = 100;
 /// Former definitions and pauses that are over are kept for as long at least: nobody waits so long to settle a fire.
 const KEPT_FOR: TimeDelta = TimeDelta::days(40);
 
+/// The floors of a job that is gone are settled and go long before this.
+const LANES_KEPT_FOR: TimeDelta = TimeDelta::days(7);
+
 /// Removes the records of a lane that are more, or older, than its job keeps. Returns how many.
 pub async fn prune(
     store: &Store,
@@ -30,7 +32,6 @@ pub async fn prune(
     keep: &Keep,
     now: Timestamp,
 ) -> Result<usize, StoreError> {
-    fail_point!("prune.floor");
     let floor = store.get(&keys::floor(job, lane)).await?;
     let (at, revision) = match floor.as_ref().map(super::read_floor) {
         Some(Some((at, revision))) => (at, revision),
@@ -45,7 +46,6 @@ pub async fn prune(
         // Safe when two do it at once, and done twice: what is deleted stays decided by the floor, which is as it was
         // when what lies under it was worked out.
         let as_seen = Compare::mod_revision(keys::floor(job, lane), revision);
-        fail_point!("prune.send");
         let reply =
             store.txn(Txn::when([as_seen]).then(some.iter().map(|key| Op::delete(key.as_str())))).await?;
         if !reply.succeeded {
@@ -89,7 +89,6 @@ fn surplus(found: &[String], keep: &Keep, floor: Timestamp, now: Timestamp) -> V
 async fn names(store: &Store, range: KeyRange) -> Result<Vec<String>, StoreError> {
     let (mut names, mut spec) = (Vec::new(), PageSpec { keys_only: true, ..PageSpec::default() });
     loop {
-        fail_point!("prune.list");
         let page = store.page(range.clone(), spec.clone()).await?;
         spec.after = page.entries.last().map(|entry| entry.key.clone());
         names.extend(page.entries.into_iter().map(|entry| entry.key));
@@ -105,7 +104,6 @@ pub async fn prune_rest(store: &Store, now: Timestamp) -> Result<(), StoreError>
     let mut old = Vec::new();
     let mut spec = PageSpec::default();
     loop {
-        fail_point!("prune.former");
         let page = store.page(keys::all_jobs_before(), spec.clone()).await?;
         spec.after = page.entries.last().map(|entry| entry.key.clone());
         for entry in &page.entries {
@@ -117,14 +115,12 @@ pub async fn prune_rest(store: &Store, now: Timestamp) -> Result<(), StoreError>
             break;
         }
     }
-    fail_point!("prune.pauses");
     let pauses = store.list(keys::pauses()).await?.entries;
     old.extend(pauses.into_iter().map(|entry| entry.key).filter(|key| {
         keys::pause_ended(key).is_some() && keys::ended_at(key).is_some_and(|at| at < now - KEPT_FOR)
     }));
     for some in old.chunks(AT_ONCE) {
         // Safe when two do it at once: none of these keys is ever used again.
-        fail_point!("prune.rest");
         store.txn(Txn::new().then(some.iter().map(|key| Op::delete(key.as_str())))).await?;
     }
     if !old.is_empty() {
@@ -145,18 +141,20 @@ async fn is_outlived(store: &Store, entry: &Entry, now: Timestamp) -> Result<boo
         return Ok(until < now - kept);
     }
     let job = &definition.job.name;
-    fail_point!("prune.job");
     if store.get(&keys::job(job)).await?.is_some() {
         return Ok(until < now - kept);
     }
-    fail_point!("prune.history");
+    if until < now - LANES_KEPT_FOR {
+        // Of nodes that were away and never came back: what is left there was not due on them.
+        let gone = Txn::when([Compare::absent(keys::job(job))]);
+        store.txn(gone.then([Op::delete(keys::floors_of(job))])).await?;
+    }
     let left = names(store, keys::records_of(job)).await?;
     let lanes: HashSet<Lane> =
         left.iter().filter_map(|key| keys::fire_with_record(key)).map(|fire| fire.lane).collect();
     let mut lanes: Vec<Lane> = lanes.into_iter().collect();
     lanes.sort();
     for lane in lanes {
-        fail_point!("prune.gone");
         prune(store, job, &lane, &Keep::default(), now).await?;
     }
     Ok(left.is_empty() && until < now - KEPT_FOR)
