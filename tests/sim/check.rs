@@ -1,12 +1,18 @@
 //! The promises, checked against the true story and what the store holds at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use fleetcron::fire::{Fire, FireId, Lane};
+use fleetcron::job::JobName;
+use fleetcron::planner::{Dues, Reign};
 use fleetcron::record::Record;
-use fleetcron::store::values::{self, Definition, Lock};
+use fleetcron::schedule::Timestamp;
+use fleetcron::store::values::{self, Definition, Former, Lock};
 use fleetcron::store::{Entry, keys};
+use fleetcron::warden;
 
 use crate::jobs;
 use crate::truth::Run;
@@ -17,8 +23,8 @@ pub type Violation = String;
 /// Two commands that both ran for less than this did so within the rounding of the simulated timers.
 const ROUNDING: Duration = Duration::from_millis(3);
 
-/// Everything but the coverage of fires.
-pub fn check(runs: &[Run], store: &[Entry]) -> Vec<Violation> {
+/// All of them.
+pub fn check(runs: &[Run], store: &[Entry], now: Timestamp) -> Vec<Violation> {
     let mut found = Vec::new();
     each_attempt_starts_once(runs, &mut found);
     at_most_once_starts_once(runs, &mut found);
@@ -27,9 +33,7 @@ pub fn check(runs: &[Run], store: &[Entry]) -> Vec<Violation> {
     every_start_has_its_record(runs, store, &mut found);
     no_result_is_lost(runs, store, &mut found);
     records_stay(store, &mut found);
-    if THE_FLOOR_MOVES {
-        every_due_fire_is_covered(store, &mut found);
-    }
+    every_due_fire_is_covered(store, now, &mut found);
     nothing_is_left(store, &mut found);
     found
 }
@@ -159,44 +163,71 @@ fn records_stay(store: &[Entry], found: &mut Vec<Violation>) {
     }
 }
 
-/// To be switched on when wardens move the floor and write spans; [`span_of`] then has to read what they write.
-const THE_FLOOR_MOVES: bool = false;
-
-/// Every fire that was due by the present definition of a job, up to the floor, has a record or lies in a span; and the
-/// floor has come up to where the fleet was paused.
-fn every_due_fire_is_covered(store: &[Entry], found: &mut Vec<Violation>) {
-    let value = |key: &str| store.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_slice());
-    let covered: Vec<(Fire, Fire)> = store.iter().filter_map(span_of).collect();
-    for entry in store.iter().filter(|entry| entry.key.starts_with("jobs/")) {
-        let Ok(Definition { job, since, .. }) = Definition::decode(&entry.key, &entry.value) else {
+/// Every fire that was due by any definition of a job, up to the floor, has one record or lies in one span; and the floor
+/// has come up to the last fires.
+fn every_due_fire_is_covered(store: &[Entry], now: Timestamp, found: &mut Vec<Violation>) {
+    let covered = covered(store);
+    for kind in jobs::KINDS {
+        let job: JobName = kind.name.parse().expect("a name");
+        let Some(floor) = store.iter().find(|entry| entry.key == keys::floor(&job, &Lane::OneNode)) else {
+            // It was removed, and is settled.
             continue;
         };
-        let floor = value(&keys::floor(&job.name, &Lane::OneNode)).map(String::from_utf8_lossy);
-        let Some(FireId::Scheduled(floor)) = floor.and_then(|floor| floor.parse().ok()) else {
-            found.push(format!("{} has no floor", job.name));
+        let Some((floor, _)) = warden::read_floor(floor) else {
+            found.push(format!("the floor of {job} cannot be read"));
             continue;
         };
-        let mut due = job.schedule.next_after(since).filter(|at| *at <= floor);
+        let (dues, began) = dues(store, &job);
+        let mut due = dues.next_after(began).filter(|at| *at <= floor);
         while let Some(at) = due {
-            let fire = Fire::new(job.name.clone(), FireId::scheduled(at));
-            match covered.iter().filter(|(first, last)| *first <= fire && fire <= *last).count() {
+            let fire = Fire::new(job.clone(), FireId::scheduled(at));
+            let times = covered.get(&job).into_iter().flatten();
+            match times.filter(|(first, last)| (*first..=*last).contains(&at)).count() {
                 1 => {}
                 0 => found.push(format!("{fire} was due, and nothing tells what became of it")),
                 times => found.push(format!("{fire} is covered {times} times")),
             }
-            due = job.schedule.next_after(at).filter(|at| *at <= floor);
+            due = dues.next_after(at).filter(|at| *at <= floor);
+        }
+        // What a clock that was ahead has decided may lie in the time to come.
+        if let Some(due) = dues.next_after(floor).filter(|due| *due < now - STAYS_BEHIND) {
+            found.push(format!("the floor of {job} stays behind: {floor}, and {due} was due"));
         }
     }
 }
 
-/// The first and the last scheduled fire that a record or span is about.
-fn span_of(entry: &Entry) -> Option<(Fire, Fire)> {
-    let first = keys::fire_of(&entry.key).filter(|_| entry.key.starts_with("history/"))?;
-    let FireId::Scheduled(_) = first.id else { return None };
-    let form: serde_json::Value = serde_json::from_slice(&entry.value).ok()?;
-    let last = form.get("last").and_then(|last| last.as_str()).and_then(|last| last.parse().ok());
-    let last = Fire { id: last.unwrap_or(first.id), ..first.clone() };
-    Some((first, last))
+/// How long the calm is at the least, so that wardens have been there.
+const STAYS_BEHIND: TimeDelta = TimeDelta::minutes(5);
+
+/// What was due of a job over time, and since when.
+fn dues(store: &[Entry], job: &JobName) -> (Dues, Timestamp) {
+    let mut reigns = Vec::new();
+    for entry in store {
+        if keys::former_job(&entry.key).as_ref() == Some(job) {
+            let former = Former::decode(&entry.key, &entry.value).expect("what sync wrote");
+            let Former { definition: Definition { job, since, .. }, until, removed } = former;
+            reigns.push(Reign { job: Arc::new(job), since, until: Some(until), removed });
+        }
+    }
+    if let Some(entry) = store.iter().find(|entry| entry.key == keys::job(job)) {
+        let Definition { job, since, .. } =
+            Definition::decode(&entry.key, &entry.value).expect("what sync wrote");
+        reigns.push(Reign { job: Arc::new(job), since, until: None, removed: false });
+    }
+    let began = reigns.iter().map(|reign| reign.since).min().unwrap_or_default();
+    (Dues::new(reigns), began)
+}
+
+/// The first and the last instant that each record of a scheduled fire stands for, by job.
+fn covered(store: &[Entry]) -> BTreeMap<JobName, Vec<(Timestamp, Timestamp)>> {
+    let mut covered = BTreeMap::<JobName, Vec<_>>::new();
+    for entry in store.iter().filter(|entry| entry.key.starts_with("history/")) {
+        if let Some(Fire { job, id: FireId::Scheduled(first), .. }) = keys::fire_of(&entry.key) {
+            let last = values::span_of(&entry.value).map_or(first, |span| span.last);
+            covered.entry(job).or_default().push((first, last));
+        }
+    }
+    covered
 }
 
 fn nothing_is_left(store: &[Entry], found: &mut Vec<Violation>) {

@@ -376,6 +376,6 @@ impl Fleet {
     }
 }
 
-fn at_first() -> Timestamp {
+pub fn at_first() -> Timestamp {
     "2026-11-30T02:00:00Z".parse().expect("an instant")
 }
