@@ -259,6 +259,10 @@ impl HeldBack {
         found.map(Option::as_ref)
     }
 
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
     pub fn drain(&self, node: &str) -> Option<Option<&HoldBack>> {
         let mut all = self.0.iter();
         all.find(|(key, _)| keys::name_of(key) == node).map(|(_, hold)| hold.as_ref())
