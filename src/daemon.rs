@@ -3,8 +3,11 @@
 //! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
 //! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
 
+mod agreement;
+mod clocks;
 mod due;
 mod fleet;
+pub mod health;
 mod held_back;
 mod leave;
 mod orphans;
@@ -30,8 +33,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
+use self::agreement::Agreement;
+pub use self::agreement::UNSYNCED;
 use self::due::{CatchingUp, Looks};
 use self::fleet::Fleet;
+use self::health::{Beat, Moment, Whose};
 use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
@@ -76,6 +82,8 @@ pub struct Options {
     pub stop_hold: Duration,
     /// Whose commands this node runs.
     pub policy: Policy,
+    /// Nothing is run by a clock that nothing keeps right.
+    pub require_synced_clock: bool,
     pub clock: Clock,
 }
 
@@ -86,6 +94,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     // Signals first: one that comes while we start must not be lost.
     let signals = Signals::of_process()?;
     let life = Life::here()?;
+    let boot = life.boot.clone();
     let state = State::open(&options.state, options.node.as_str(), life)?;
     let store = Store::open(&options.store, &options.access).await?;
     let place = Place {
@@ -102,7 +111,10 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     let gone = CancellationToken::new();
     let mut services = JoinSet::new();
     services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
-    node(options, Parts { signals, state, place, instance: Ulid::generate(), services, gone }).await
+    let (pulse, beats) = watch::channel(None);
+    let whose = Whose { node: options.node.to_string(), node_start: state.start, boot };
+    services.spawn(health::keep(options.state.clone(), whose, beats, gone.clone()));
+    node(options, Parts { signals, state, place, instance: Ulid::generate(), services, gone, pulse }).await
 }
 
 /// What a node is made of: of a process and its machine, or of simulated ones.
@@ -116,22 +128,25 @@ pub struct Parts {
     pub services: JoinSet<anyhow::Result<()>>,
     /// Cancelled when the registration is to be given back.
     pub gone: CancellationToken,
+    /// Where the loop tells that it goes on.
+    pub pulse: watch::Sender<Option<Beat>>,
 }
 
 /// Runs a node of these parts until it is told to stop.
 ///
 /// Errors: another node has its name.
 pub async fn node(options: Options, parts: Parts) -> anyhow::Result<()> {
-    let Parts { signals, state, place, instance, mut services, gone } = parts;
+    let Parts { signals, state, place, instance, mut services, gone, pulse } = parts;
     let (state, store, clock) = (Arc::new(state), place.store.clone(), options.clock);
     let me = Me { name: options.node.clone(), start: state.start, instance: instance.to_string() };
-    let presence = Presence::new(Facts {
+    let mut presence = Presence::new(Facts {
         node_start: state.start,
         labels: &options.labels,
         slots: options.slots,
         files: BTreeMap::new(),
         at: options.clock.now(),
     });
+    presence.clock = clocks::first_word(&clock);
     info!(node = %me.name, store = %store.describe(), version = env!("CARGO_PKG_VERSION"),
           tzdata = crate::schedule::tzdata_version(), slots = options.slots, "starting");
     let registered = race::register_and_stay(store.clone(), options.clock, me, presence, gone.clone());
@@ -161,7 +176,8 @@ pub async fn node(options: Options, parts: Parts) -> anyhow::Result<()> {
             }
         }));
     }
-    let daemon = Daemon::take_up(options, place, standing, &state, signals, services, reload, gone).await?;
+    let daemon =
+        Daemon::take_up(options, place, standing, &state, signals, services, reload, gone, pulse).await?;
     daemon.live().await
 }
 
@@ -214,6 +230,7 @@ struct Daemon {
     pauses: Follow,
     drains: Follow,
     held_back: HeldBack,
+    agreement: Agreement,
     /// A request was held back by what this node has not seen, or has seen the end of.
     ask_again: bool,
     orphans: Orphans,
@@ -242,6 +259,9 @@ struct Daemon {
     leaving: CancellationToken,
     /// Cancelled when the registration is to be given back.
     gone: CancellationToken,
+    /// Where this loop tells that it goes on, and when it last decided something.
+    pulse: watch::Sender<Option<Beat>>,
+    decided: Option<Moment>,
     /// The store has told its jobs at least once.
     knows_jobs: bool,
 }
@@ -309,6 +329,7 @@ impl Daemon {
         services: JoinSet<anyhow::Result<()>>,
         reload: Arc<Notify>,
         gone: CancellationToken,
+        pulse: watch::Sender<Option<Beat>>,
     ) -> anyhow::Result<Daemon> {
         let store = place.store.clone();
         // After the registration: what an earlier daemon sent can no longer commit, so this list is whole.
@@ -324,6 +345,7 @@ impl Daemon {
             pauses: store.follow(keys::pauses()),
             drains: store.follow(keys::drains()),
             held_back: HeldBack::default(),
+            agreement: Agreement::new(options.require_synced_clock, clocks::first_word(&options.clock)),
             ask_again: false,
             orphans: Orphans::new(),
             state: state.clone(),
@@ -355,6 +377,8 @@ impl Daemon {
             reload,
             leaving: CancellationToken::new(),
             gone,
+            pulse,
+            decided: None,
             knows_jobs: false,
         };
         daemon.clear_orphan_folders(&left);
@@ -389,6 +413,7 @@ impl Daemon {
                 Wake::Time => {
                     self.look_at_time();
                     self.use_free_slots();
+                    self.tell_pulse();
                 }
                 Wake::News(news) => self.hear_news(news),
                 Wake::Won(fire) => self.hold(&fire),
@@ -639,6 +664,7 @@ impl Daemon {
 
     fn nodes_seen(&mut self, seen: Seen) {
         let is_list = matches!(seen, Seen::All { .. });
+        self.hear_clocks(&seen);
         if self.fleet.nodes_seen(seen) {
             self.fleet_changed();
         } else if is_list {
@@ -650,7 +676,12 @@ impl Daemon {
     /// Takes pauses that are over out of the store, and asks again where a pause was not seen.
     fn end_pauses(&mut self, now: Timestamp) {
         let clock = self.options.clock;
-        for over in self.held_back.over(now, clock.since_boot()) {
+        // By a clock that is off it may be early for that.
+        let over = match self.agreement.is_given() {
+            true => self.held_back.over(now, clock.since_boot()),
+            false => Vec::new(),
+        };
+        for over in over {
             self.chores.spawn(clock.bind(held_back::take_out(self.place.store.clone(), over)));
         }
         if std::mem::take(&mut self.ask_again) {
@@ -707,6 +738,10 @@ impl Daemon {
         }
         if matches!(fire.id, FireId::Scheduled(_)) && self.held_back.was_paused(&fire) {
             debug!(job = %fire.job, fire = %fire.id, "not raced for: it came due in a pause");
+            return;
+        }
+        if matches!(fire.id, FireId::Scheduled(_)) && !self.agreement.is_given() {
+            debug!(job = %fire.job, fire = %fire.id, "not raced for: this node's clock is off");
             return;
         }
         if self.fleet.is_drained() {
@@ -829,6 +864,20 @@ impl Daemon {
         self.hold(&fire);
     }
 
+    fn moment(&self) -> Moment {
+        Moment::new(self.options.clock.now(), self.options.clock.since_boot())
+    }
+
+    fn tell_pulse(&self) {
+        let now = self.moment();
+        let renewed = self.standing.renewed();
+        let ago = TimeDelta::from_std(self.options.clock.since_boot().saturating_sub(renewed));
+        let contact = Moment::new(now.at - ago.unwrap_or(TimeDelta::zero()), renewed);
+        let (decision, runs, clock) = (self.decided, self.hands.len(), self.agreement.objection());
+        // Nobody may be listening.
+        self.pulse.send_replace(Some(Beat { pass: now, contact, decision, runs, clock }));
+    }
+
     fn hear_of_wins(&mut self) {
         while let Ok(fire) = self.won.1.try_recv() {
             self.hold(&fire);
@@ -838,6 +887,7 @@ impl Daemon {
     fn hold(&mut self, fire: &Fire) {
         if let Some(hand) = self.hands.get_mut(fire) {
             hand.held = true;
+            self.decided = Some(self.moment());
         }
     }
 
@@ -859,7 +909,7 @@ impl Daemon {
         self.hands.remove(&fire);
         self.go_on_catching_up(&fire.job);
         match step {
-            Step::Done => {}
+            Step::Done => self.decided = Some(self.moment()),
             Step::Waits(found) => self.retries.push(*found),
             // Only a request waits on. It may be that the end of the pause was seen before this.
             Step::HeldBack => self.ask_again = true,

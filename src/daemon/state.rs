@@ -5,6 +5,7 @@
 //! | `lock` | flocked while a daemon uses the folder |
 //! | `node` | this life of the node, in which boot and on which machine it began, and the lives before it |
 //! | `files` | by source, the digest of the job files when they were last looked at |
+//! | `health.json` | how fresh the node's doings are: see [`super::health`] |
 //! | `runs/` | run files: see [`crate::guard::folder`] |
 //! | `output/` | output of runs that have their record |
 
@@ -134,6 +135,20 @@ impl State {
 
     pub fn note_files_seen(&self, digests: &BTreeMap<String, String>) -> anyhow::Result<()> {
         write(&self.dir.join("files"), digests)
+    }
+}
+
+/// Whether a daemon uses a state folder. None: there is no node's.
+pub fn is_in_use(dir: &Path) -> io::Result<Option<bool>> {
+    let file = match File::open(dir.join("lock")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    // Shared, and let go of at once: a daemon that starts just now tries again.
+    match file.try_lock_shared() {
+        Ok(()) => Ok(Some(false)),
+        Err(TryLockError::WouldBlock) => Ok(Some(true)),
+        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 

@@ -134,7 +134,7 @@ impl Daemon {
     /// Begins to look at the lanes whose time has come, in a small task, one batch after the other.
     pub(super) fn look_at_wards(&mut self, now: Timestamp) {
         let Some(up_since) = self.fleet.up_since() else { return };
-        if self.wards.under_way {
+        if self.wards.under_way || !self.agreement.is_given() {
             return;
         }
         let due = self.wards.take_due(now);
