@@ -18,9 +18,11 @@ use crate::schedule::Timestamp;
 use crate::store::values::ClockWord;
 
 /// Clocks that are further apart do not agree.
-const FAR: TimeDelta = TimeDelta::seconds(5);
+pub(super) const FAR: TimeDelta = TimeDelta::seconds(5);
 /// How long after its start a node listens to the others before it decides anything.
-const LISTEN_FOR: Duration = Duration::from_secs(1);
+const LISTEN_FOR: Duration = Duration::from_secs(3);
+/// Who comes may not have begun to listen yet; with the time between two looks it is less than a node listens.
+const ANSWER_AFTER: Duration = Duration::from_millis(500);
 /// A clock that was set, and that nobody has contradicted for so long, is taken for right.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
 /// So often a node whose clock is off asks the others what theirs show.
@@ -42,8 +44,8 @@ pub(super) struct Agreement {
     /// What was said last of it.
     word: Option<ClockWord>,
     asked: u32,
-    /// Somebody is to be answered.
-    answers: bool,
+    /// Since boot: when somebody is to be answered.
+    answers: Option<Duration>,
     /// What comes from the watch may be old.
     lags: bool,
 }
@@ -166,7 +168,13 @@ impl Agreement {
         let is_news = before.is_none_or(|before| {
             (before.base - heard.base).abs() > FAR || (before.asked != asked && asked > 0)
         });
-        self.answers |= is_news && (differs || asked > 0);
+        if is_news && (differs || asked > 0) {
+            self.answers.get_or_insert(now.1 + ANSWER_AFTER);
+        }
+    }
+
+    pub fn knows(&self, name: &NodeName) -> bool {
+        self.others.contains_key(name)
     }
 
     pub fn gone(&mut self, name: &NodeName) {
@@ -208,7 +216,7 @@ impl Agreement {
             (None, None) if is_other && word.is_some() => Some(Says::Unsynced),
             _ => None,
         };
-        let show = is_other || asks || set_by.is_some() || std::mem::take(&mut self.answers);
+        let show = is_other || asks || set_by.is_some() || self.answers.take_if(|due| now >= *due).is_some();
         if show {
             self.word.clone_from(&word);
         }
@@ -467,7 +475,7 @@ mod tests {
         agreement.listed([].into_iter(), at(7));
         assert!(agreement.has_listened(at(7)));
         agreement.listed([name("b")].iter(), at(8));
-        assert!(!agreement.has_listened(at(8)) && agreement.has_listened(at(9)));
+        assert!(!agreement.has_listened(at(10)) && agreement.has_listened(at(11)));
         agreement.listed([name("b")].iter(), at(20));
         assert!(agreement.has_listened(at(20)));
     }

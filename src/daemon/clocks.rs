@@ -4,7 +4,7 @@ use chrono::TimeDelta;
 use tracing::{error, info, warn};
 
 use super::Daemon;
-use super::agreement::{Look, Says, Shown, UNSYNCED};
+use super::agreement::{FAR, Look, Says, Shown, UNSYNCED};
 use crate::clock::Clock;
 use crate::node::NodeName;
 use crate::schedule::Timestamp;
@@ -67,6 +67,23 @@ impl Daemon {
                 let names: Vec<NodeName> =
                     entries.iter().filter_map(|entry| self.other(&entry.key)).collect();
                 self.agreement.listed(names.iter(), now.1);
+                // However old a reading is, one that is later than the present is of a clock that is ahead.
+                let mut is_news = false;
+                for entry in entries {
+                    let Some(name) = self.other(&entry.key).filter(|name| !self.agreement.knows(name)) else {
+                        continue;
+                    };
+                    let presence = values::decode::<Presence>(&entry.key, &entry.value).ok();
+                    let ahead =
+                        presence.and_then(|presence| presence.clock_at).filter(|shows| *shows > now.0 + FAR);
+                    if let Some(shows) = ahead {
+                        self.agreement.hear(&name, shows, None, now);
+                        is_news = true;
+                    }
+                }
+                if is_news {
+                    self.look_at_own_clock(now.0);
+                }
             }
             Seen::OutOfTouch { .. } => self.agreement.out_of_touch(),
             Seen::Changes { events, .. } => {

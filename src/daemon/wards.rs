@@ -68,11 +68,11 @@ impl Wards {
         }
     }
 
-    /// Something of this job was missed: it is looked at as soon as that can be settled.
+    /// Something of this job was missed: it is looked at as soon as that can be settled, and not before, or the newest
+    /// would not have been claimed yet.
     pub fn look_soon(&mut self, job: &JobName, now: Timestamp) {
         let at = now + RIPE_AFTER + TimeDelta::seconds(1);
-        let Some(known) = self.wards.get(job).filter(|known| known.look_at.is_some_and(|known| known > at))
-        else {
+        let Some(known) = self.wards.get(job).filter(|known| known.look_at.is_some()) else {
             return;
         };
         let (lane, floor) = (known.lane.clone(), known.floor);

@@ -71,8 +71,9 @@ async fn a_clock_set_an_hour_ahead_makes_up_for_one_fire_of_a_job_and_no_more() 
         assert!(between.len() <= 1, "{job}: {between:?}\n{}", fleet.logs());
     }
     assert!(node.says("the clock was set") && !node.says("CLOCK IS OFF"), "it is the only one");
+    fleet.wait_until("all to be settled", async || fleet.gap().await.is_none()).await;
     node.stop(&fleet).await;
-    fleet.check_books(Gaps::None).await;
+    fleet.check_books(Gaps::Allowed).await;
 }
 
 /// C17.
@@ -89,16 +90,17 @@ async fn a_clock_that_was_years_ahead_at_the_start_is_put_right_and_jobs_run_by_
     clock.set("+0s");
     for job in ["tick", "minutely"] {
         fleet
-            .wait_until(&format!("{job} by the present"), async || {
-                fleet.started(job).into_iter().any(|at| at > right && at < right + minutes(5))
-            })
-            .await;
-        fleet
             .wait_until("the floor to be put back", async || {
                 fleet.floor_of(job).await.is_some_and(|floor| floor < chrono::Utc::now() + minutes(1))
             })
             .await;
     }
+    fleet
+        .wait_until("ticks by the present", async || {
+            let started = fleet.started("tick");
+            started.into_iter().filter(|at| *at > right && *at < right + minutes(5)).count() >= 3
+        })
+        .await;
     assert!(node.says("the mark is put back to now"), "{}", fleet.logs());
     // What the node shows of itself is right too.
     let shown = fleet.presence("a").await.unwrap();
