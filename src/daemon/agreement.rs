@@ -216,7 +216,8 @@ impl Agreement {
             (None, None) if is_other && word.is_some() => Some(Says::Unsynced),
             _ => None,
         };
-        let show = is_other || asks || set_by.is_some() || self.answers.take_if(|due| now >= *due).is_some();
+        let answers = self.answers.take_if(|due| now >= *due).is_some();
+        let show = is_other || asks || set_by.is_some() || answers;
         if show {
             self.word.clone_from(&word);
         }
