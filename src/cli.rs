@@ -19,6 +19,7 @@ mod nodes;
 mod out;
 mod pause;
 mod read;
+mod resume;
 mod run;
 mod runs;
 mod start;
@@ -120,7 +121,7 @@ enum Command {
     Doctor(doctor::Args),
     Start(start::Args),
     Pause(pause::Args),
-    Resume(pause::ResumeArgs),
+    Resume(resume::Args),
     Drain(drain::Args),
     Undrain(drain::UndrainArgs),
     Forget(forget::Args),
@@ -187,7 +188,7 @@ impl Cli {
             Command::Doctor(args) => doctor::doctor(door, &args).await,
             Command::Start(args) => start::start(door, &args).await,
             Command::Pause(args) => pause::pause(door, &args).await,
-            Command::Resume(args) => pause::resume(door, &args).await,
+            Command::Resume(args) => resume::resume(door, &args).await,
             Command::Drain(args) => drain::drain(door, &args).await,
             Command::Undrain(args) => drain::undrain(door, &args).await,
             Command::Forget(args) => forget::forget(door, &args).await,

@@ -46,6 +46,7 @@ struct Said {
     stop_hold: Option<Spanned<String>>,
     allow_users: Option<Vec<String>>,
     allow_root: Option<bool>,
+    require_synced_clock: Option<bool>,
     etcd: Etcd,
 }
 
@@ -220,6 +221,11 @@ impl Settings {
     pub fn policy(&self) -> Policy {
         let users = self.said.allow_users.as_ref().map(|users| users.iter().cloned().collect());
         Policy { users, root: self.said.allow_root.unwrap_or(true) }
+    }
+
+    /// Whether a node whose kernel does not say that its clock is kept right is to run nothing by it.
+    pub fn require_synced_clock(&self) -> bool {
+        self.said.require_synced_clock.unwrap_or(false)
     }
 
     pub fn stop_hold(&self, given: Option<Duration>) -> Result<Duration, SettingsError> {

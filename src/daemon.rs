@@ -3,9 +3,12 @@
 //! One loop waits for everything that can happen ([`Wake`]) and acts on it; what takes time is a task of its own that
 //! ends in a [`Step`]. The daemon owns the planner, the slots and the list of what is in its hands; nobody else does.
 
+mod agreement;
+mod clocks;
 mod cancels;
 mod due;
 mod fleet;
+pub mod health;
 mod held_back;
 mod leave;
 mod orphans;
@@ -32,9 +35,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 use ulid::Ulid;
 
+use self::agreement::Agreement;
+pub use self::agreement::UNSYNCED;
 use self::cancels::Cancels;
 use self::due::{CatchingUp, Looks};
 use self::fleet::Fleet;
+use self::health::{Beat, Moment, Whose};
 use self::held_back::{HeldBack, Way};
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
@@ -80,6 +86,8 @@ pub struct Options {
     pub stop_hold: Duration,
     /// Whose commands this node runs.
     pub policy: Policy,
+    /// Nothing is run by a clock that nothing keeps right.
+    pub require_synced_clock: bool,
     pub clock: Clock,
 }
 
@@ -90,6 +98,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     // Signals first: one that comes while we start must not be lost.
     let signals = Signals::of_process()?;
     let life = Life::here()?;
+    let boot = life.boot.clone();
     let state = State::open(&options.state, options.node.as_str(), life)?;
     let store = Store::open(&options.store, &options.access).await?;
     let place = Place {
@@ -107,7 +116,10 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
     let gone = CancellationToken::new();
     let mut services = JoinSet::new();
     services.spawn(sweep::keep_swept(place.clone(), gone.clone()));
-    node(options, Parts { signals, state, place, instance: Ulid::generate(), services, gone }).await
+    let (pulse, beats) = watch::channel(None);
+    let whose = Whose { node: options.node.to_string(), node_start: state.start, boot };
+    services.spawn(health::keep(options.state.clone(), whose, beats, gone.clone()));
+    node(options, Parts { signals, state, place, instance: Ulid::generate(), services, gone, pulse }).await
 }
 
 /// What a node is made of: of a process and its machine, or of simulated ones.
@@ -121,22 +133,25 @@ pub struct Parts {
     pub services: JoinSet<anyhow::Result<()>>,
     /// Cancelled when the registration is to be given back.
     pub gone: CancellationToken,
+    /// Where the loop tells that it goes on.
+    pub pulse: watch::Sender<Option<Beat>>,
 }
 
 /// Runs a node of these parts until it is told to stop.
 ///
 /// Errors: another node has its name.
 pub async fn node(options: Options, parts: Parts) -> anyhow::Result<()> {
-    let Parts { signals, state, place, instance, mut services, gone } = parts;
+    let Parts { signals, state, place, instance, mut services, gone, pulse } = parts;
     let (state, store, clock) = (Arc::new(state), place.store.clone(), options.clock);
     let me = Me { name: options.node.clone(), start: state.start, instance: instance.to_string() };
-    let presence = Presence::new(Facts {
+    let mut presence = Presence::new(Facts {
         node_start: state.start,
         labels: &options.labels,
         slots: options.slots,
         files: BTreeMap::new(),
         at: options.clock.now(),
     });
+    presence.clock = clocks::first_word(&clock);
     info!(node = %me.name, store = %store.describe(), version = env!("CARGO_PKG_VERSION"),
           tzdata = crate::schedule::tzdata_version(), slots = options.slots, "starting");
     let registered = race::register_and_stay(store.clone(), options.clock, me, presence, gone.clone());
@@ -166,7 +181,8 @@ pub async fn node(options: Options, parts: Parts) -> anyhow::Result<()> {
             }
         }));
     }
-    let daemon = Daemon::take_up(options, place, standing, &state, signals, services, reload, gone).await?;
+    let daemon =
+        Daemon::take_up(options, place, standing, &state, signals, services, reload, gone, pulse).await?;
     daemon.live().await
 }
 
@@ -223,6 +239,7 @@ struct Daemon {
     pauses: Follow,
     drains: Follow,
     held_back: HeldBack,
+    agreement: Agreement,
     /// A request was held back by what this node has not seen, or has seen the end of.
     ask_again: bool,
     orphans: Orphans,
@@ -255,6 +272,9 @@ struct Daemon {
     leaving: CancellationToken,
     /// Cancelled when the registration is to be given back.
     gone: CancellationToken,
+    /// Where this loop tells that it goes on, and when it last decided something.
+    pulse: watch::Sender<Option<Beat>>,
+    decided: Option<Moment>,
     /// The store has told its jobs at least once.
     knows_jobs: bool,
 }
@@ -323,6 +343,7 @@ impl Daemon {
         services: JoinSet<anyhow::Result<()>>,
         reload: Arc<Notify>,
         gone: CancellationToken,
+        pulse: watch::Sender<Option<Beat>>,
     ) -> anyhow::Result<Daemon> {
         let store = place.store.clone();
         // After the registration: what an earlier daemon sent can no longer commit, so this list is whole.
@@ -338,6 +359,7 @@ impl Daemon {
             pauses: store.follow(keys::pauses()),
             drains: store.follow(keys::drains()),
             held_back: HeldBack::default(),
+            agreement: Agreement::new(options.require_synced_clock, clocks::first_word(&options.clock)),
             ask_again: false,
             orphans: Orphans::new(),
             state: state.clone(),
@@ -373,6 +395,8 @@ impl Daemon {
             reload,
             leaving: CancellationToken::new(),
             gone,
+            pulse,
+            decided: None,
             knows_jobs: false,
         };
         daemon.clear_orphan_folders(&left);
@@ -407,6 +431,7 @@ impl Daemon {
                 Wake::Time => {
                     self.look_at_time();
                     self.use_free_slots();
+                    self.tell_pulse();
                 }
                 Wake::LaneFree(waited) => self.lane_is_free(waited),
                 Wake::News(news) => self.hear_news(news),
@@ -679,6 +704,7 @@ impl Daemon {
 
     fn nodes_seen(&mut self, seen: Seen) {
         let is_list = matches!(seen, Seen::All { .. });
+        self.hear_clocks(&seen);
         if self.fleet.nodes_seen(seen) {
             self.fleet_changed();
         } else if is_list {
@@ -690,7 +716,12 @@ impl Daemon {
     /// Takes pauses that are over out of the store, and asks again where a pause was not seen.
     fn end_pauses(&mut self, now: Timestamp) {
         let clock = self.options.clock;
-        for over in self.held_back.over(now, clock.since_boot()) {
+        // By a clock that is off it may be early for that.
+        let over = match self.agreement.is_given() {
+            true => self.held_back.over(now, clock.since_boot()),
+            false => Vec::new(),
+        };
+        for over in over {
             self.chores.spawn(clock.bind(held_back::take_out(self.place.store.clone(), over)));
         }
         if std::mem::take(&mut self.ask_again) {
@@ -747,6 +778,10 @@ impl Daemon {
         }
         if matches!(fire.id, FireId::Scheduled(_)) && self.held_back.was_paused(&fire) {
             debug!(job = %fire.job, fire = %fire.id, "not raced for: it came due in a pause");
+            return;
+        }
+        if matches!(fire.id, FireId::Scheduled(_)) && !self.agreement.is_given() {
+            debug!(job = %fire.job, fire = %fire.id, "not raced for: this node's clock is off");
             return;
         }
         if self.fleet.is_drained() {
@@ -871,6 +906,20 @@ impl Daemon {
         self.hold(&fire);
     }
 
+    fn moment(&self) -> Moment {
+        Moment::new(self.options.clock.now(), self.options.clock.since_boot())
+    }
+
+    fn tell_pulse(&self) {
+        let now = self.moment();
+        let renewed = self.standing.renewed();
+        let ago = TimeDelta::from_std(self.options.clock.since_boot().saturating_sub(renewed));
+        let contact = Moment::new(now.at - ago.unwrap_or(TimeDelta::zero()), renewed);
+        let (decision, runs, clock) = (self.decided, self.hands.len(), self.agreement.objection());
+        // Nobody may be listening.
+        self.pulse.send_replace(Some(Beat { pass: now, contact, decision, runs, clock }));
+    }
+
     fn hear_of_wins(&mut self) {
         while let Ok(fire) = self.won.1.try_recv() {
             self.hold(&fire);
@@ -880,6 +929,7 @@ impl Daemon {
     fn hold(&mut self, fire: &Fire) {
         if let Some(hand) = self.hands.get_mut(fire) {
             hand.held = true;
+            self.decided = Some(self.moment());
         }
     }
 
@@ -901,7 +951,7 @@ impl Daemon {
         self.hands.remove(&fire);
         self.go_on_catching_up(&fire.job);
         match step {
-            Step::Done => {}
+            Step::Done => self.decided = Some(self.moment()),
             Step::Busy(busy) => self.wait_for_lane(*busy),
             Step::Waits(found) => {
                 self.retries.push(*found);

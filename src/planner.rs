@@ -12,7 +12,7 @@ pub use self::cover::{Cover, MOST_STRETCHES, RIPE_AFTER, Sight, Stretch, cover};
 pub use self::dues::{Dues, Reign};
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{CatchUp, Job, JobName};
-use crate::schedule::Timestamp;
+use crate::schedule::{Schedule, Timestamp};
 
 /// A fire that is looked at so long after its start was missed, at least by this node: the machine slept, its clock was
 /// set, the store was away, or nobody was up.
@@ -283,6 +283,12 @@ fn newest(
         newest = at;
     }
     newest
+}
+
+/// The newest instant of a schedule after `after`, up to `until`.
+pub fn newest_between(schedule: &Schedule, after: Timestamp, until: Timestamp) -> Option<Timestamp> {
+    let first = schedule.next_after(after).filter(|first| *first <= until)?;
+    Some(newest(first, until, |after| schedule.next_after(after)))
 }
 
 #[cfg(test)]

@@ -19,4 +19,6 @@ pub use claim::{
 pub use keep::{Verified, rewrite, verify};
 pub use lane::{ask_to_stop, until_gone};
 pub use orphan::{Orphan, Taken, close_orphan, is_mine_to_close, look, orphans, take_over};
-pub use registration::{Holding, InTouch, Me, Presence, Refused, Registration, Standing, register_and_stay};
+pub use registration::{
+    Holding, InTouch, LEASE, Me, Presence, Refused, Registration, Standing, register_and_stay,
+};

@@ -257,7 +257,7 @@ fn former(name: &JobName, known: &Known, now: Timestamp, removed: bool) -> Optio
 /// Parts changes so that each part, with the source's own put and the act's, keeps to the limit. At least one part, which may be
 /// empty: the source's key is written in any case.
 fn in_steps(changes: Vec<JobChange>) -> Vec<Vec<JobChange>> {
-    /// The source, the act, and the step within a step that makes a floor.
+    /// The source and the act; and what is nested takes one of what the whole leaves of the limit.
     const BESIDES: usize = 3;
     let mut steps = vec![Vec::new()];
     let mut ops = BESIDES;

@@ -1,5 +1,7 @@
 //! `fleetcron doctor`: whether this machine has what a node needs, and what is in force here.
 
+mod health;
+
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,8 @@ use crate::daemon;
 use crate::job::Limit;
 use crate::run::Account;
 use crate::schedule::tzdata_version;
-use crate::store::{Access, Address, Store, StoreError};
+use crate::store::values::{self, Presence};
+use crate::store::{Access, Address, Store, StoreError, keys};
 
 /// Check this machine: the store, the state folder, the guard, and what is in force here
 #[derive(Debug, clap::Args)]
@@ -32,10 +35,16 @@ RESULT is ok, warn (a node runs, with less than it could have) or fail (it canno
 nothing failed, 1 something did, 3 the store was not reached.
 
 JSON has one object a line: check, result, found, advice (null where there is nothing to do). The checks are store, \
-state, guard, cgroup, limits, user, policy, tzdata.
+state, guard, cgroup, limits, user, policy, clock, tzdata.
+
+With --health only the node that runs here is looked at, without its store, for probes and service managers. Exit codes: \
+0 it looked at what is due within the last 10 s, is in contact with the store, and goes by its clock; 1 it does not, and \
+one line says what is stale; 3 there never was a node here. JSON has one object: healthy, why, node, runs, pass_seconds, \
+contact_seconds, decision_seconds (how long ago).
 
 Examples:
   fleetcron doctor
+  fleetcron doctor --health
   fleetcron doctor --output json | jq -r 'select(.result != \"ok\").advice'
   systemd-run --pipe --property=User=fleetcron --property=Delegate=yes fleetcron doctor")]
 pub struct Args {
@@ -45,6 +54,9 @@ pub struct Args {
     /// The node's state folder, if it is not at its default place
     #[arg(long, value_name = "DIR", env = "FLEETCRON_STATE", hide_env_values = true)]
     state: Option<PathBuf>,
+    /// Only whether the node that runs here goes on
+    #[arg(long)]
+    health: bool,
 }
 
 /// What one look came to. Names and words once released do not change.
@@ -89,11 +101,19 @@ impl Check {
 }
 
 pub async fn doctor(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
+    if args.health {
+        let state = state_folder(&door, args)?;
+        return health::health(door, &state);
+    }
     let address = door.address()?;
     let access = door.settings.access(&address, false)?;
     let state = state_folder(&door, args)?;
     let store = store(&address, &access).await;
     let reached = store.result != Verdict::Fail;
+    let said = match reached {
+        true => clock_word(&address, &access, &door, args).await,
+        false => None,
+    };
     let delegated = Delegated::find();
     let policy = door.settings.policy();
     let checks = [
@@ -104,6 +124,7 @@ pub async fn doctor(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
         limits(delegated.as_ref().map_or(Vec::new(), Delegated::limits)),
         user(&Account::own(), &policy),
         self::policy(&policy),
+        clock(door.clock.is_synced(), door.settings.require_synced_clock(), said.as_deref()),
         Check::ok("tzdata", format!("{}, built in; it must be the same on all nodes", tzdata_version())),
     ];
     let failed = checks.iter().any(|check| check.result == Verdict::Fail);
@@ -350,6 +371,36 @@ fn policy(policy: &Policy) -> Check {
     }
 }
 
+/// What the node that is registered says of its clock, as far as that can be found out.
+async fn clock_word(address: &Address, access: &Access, door: &Door, args: &Args) -> Option<String> {
+    let node = door.settings.node(args.node.as_deref().filter(|node| !node.is_empty())).ok()?;
+    let store = Store::open(address, access).await.ok()?;
+    let entry = store.get(&keys::node(&node)).await.ok()??;
+    Some(values::decode::<Presence>(&entry.key, &entry.value).ok()?.clock?.says)
+}
+
+/// `said`: what the registered node of this machine has found out by the others' clocks.
+fn clock(is_synced: bool, must_be: bool, said: Option<&str>) -> Check {
+    let name = "clock";
+    let kernel = match is_synced {
+        true => "kept right, the kernel says",
+        false => "not synchronised, the kernel says",
+    };
+    let ntp = "run an NTP daemon (chronyd, systemd-timesyncd)";
+    match said.filter(|said| is_synced || *said != daemon::UNSYNCED) {
+        Some(said) => Check::fail(
+            name,
+            format!("off: {said}, the node says; {kernel}"),
+            "put the clock right; until then the node claims no scheduled fire",
+        ),
+        None if is_synced => Check::ok(name, kernel),
+        None if must_be => {
+            Check::fail(name, format!("{kernel}; by require_synced_clock nothing runs by it"), ntp)
+        }
+        None => Check::warn(name, kernel, ntp),
+    }
+}
+
 fn user_name(uid: u32) -> String {
     let found = User::from_uid(uid.into()).ok().flatten();
     found.map_or_else(|| format!("user {uid}"), |user| user.name)
@@ -370,6 +421,16 @@ mod tests {
             "by cgroup, for a run as a whole: memory, nproc; by rlimit, for each process: core, cpu, data, fsize, \
              memlock, nofile, stack"
         );
+    }
+
+    #[test]
+    fn a_clock_that_is_off_is_told_with_what_says_so() {
+        let result = |is_synced, must_be, said| clock(is_synced, must_be, said).result;
+        assert_eq!(result(true, true, None), Verdict::Ok);
+        assert_eq!(result(false, false, Some(daemon::UNSYNCED)), Verdict::Warn);
+        assert_eq!(result(false, true, None), Verdict::Fail);
+        assert_eq!(result(true, false, Some("3612 s ahead")), Verdict::Fail);
+        assert!(clock(false, false, Some("3612 s ahead")).found.starts_with("off: 3612 s ahead"));
     }
 
     #[test]

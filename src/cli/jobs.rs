@@ -1,6 +1,5 @@
 //! `fleetcron jobs`: what is defined, when it runs next, and how it went last.
 
-use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -8,7 +7,7 @@ use serde::Serialize;
 use super::failure::{Failure, say};
 use super::out::GiveUp::{All, OneLine};
 use super::out::{Table, or_dash};
-use super::read::{self, HeldBack, Scope};
+use super::read::{self, HeldBack, Now, Scope};
 use super::{Door, time};
 use crate::node::NodeName;
 use crate::schedule::Timestamp;
@@ -22,11 +21,14 @@ The table shows NEXT by the clock of the job's own zone: the next fire that has 
   enabled    its fires run
   disabled   `enabled = false` in its file: it runs only when started by hand
   paused     its fires pass without a run until it is resumed; until when and why, where that was said
-  running    it runs now, on the node named
-LAST is the outcome of the last fire that has a record; `fleetcron runs JOB` tells more.
+  running    it runs now, on the node named; and which attempt, where it is not the first
+  waiting    it waits for its next attempt
+  stuck      three fires in a row or more were skipped: most often the run before them does not end
+LAST is the outcome of the last fire that has a record, and why nothing ran; `fleetcron runs JOB` tells more.
 
 JSON has one object a line: job, schedule (a list when there are several), timezone, next, next_starts_at (later with \
-`splay`), last_outcome, last_fire, paused, paused_by, paused_reason, paused_until, running, enabled, running_on, failures_in_a_row, source, description, owner. Instants are \
+`splay`), last_outcome, last_fire, paused, paused_by, paused_reason, paused_until, running, enabled, running_on, attempt, waiting, \
+failures_in_a_row, skips_in_a_row, stuck, last_reason, source, description, owner. Instants are \
 RFC 3339 in UTC; next is null when the job is disabled or never runs again.
 
 Examples:
@@ -55,7 +57,12 @@ struct Row<'d> {
     running: bool,
     enabled: bool,
     running_on: Vec<&'d str>,
+    attempt: Option<u32>,
+    waiting: bool,
     failures_in_a_row: u32,
+    skips_in_a_row: u64,
+    stuck: bool,
+    last_reason: Option<&'d str>,
     source: &'d str,
     description: Option<&'d str>,
     owner: Option<&'d str>,
@@ -86,7 +93,7 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let paused = HeldBack::read(&store, keys::pauses()).await?;
     let now = door.now();
     let out = &mut door.out;
-    let nowhere = BTreeSet::new();
+    let nowhere = Now::default();
     let give_up = &[All("ZONE"), OneLine("LAST"), OneLine("STATE"), OneLine("NEXT"), All("SCHEDULE")];
     let mut table = Table::new(&["JOB", "SCHEDULE", "ZONE", "NEXT", "STATE", "LAST"], give_up);
     let mut none = true;
@@ -97,7 +104,7 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
             definition: &definition,
             status: statuses.get(name.as_str()),
             paused: paused.pause(name),
-            running_on: running.get(name).unwrap_or(&nowhere),
+            running: running.get(name).unwrap_or(&nowhere),
             next: next(&definition, now),
         };
         match out.is_json() {
@@ -117,13 +124,16 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// So many skips in a row are more than a run that takes long once.
+const STUCK_AFTER: u64 = 3;
+
 /// What is known of one job.
 struct Seen<'d> {
     definition: &'d Definition,
     status: Option<&'d Status>,
     /// And why, where that can be read.
     paused: Option<Option<&'d HoldBack>>,
-    running_on: &'d BTreeSet<NodeName>,
+    running: &'d Now,
     next: Option<Timestamp>,
 }
 
@@ -142,10 +152,15 @@ impl<'d> Seen<'d> {
             paused_by: self.pause().map(|pause| pause.by.as_str()),
             paused_reason: self.pause().and_then(|pause| pause.reason.as_deref()),
             paused_until: self.pause().and_then(|pause| pause.until).map(time::utc),
-            running: !self.running_on.is_empty(),
+            running: !self.running.on.is_empty(),
             enabled: job.enabled,
-            running_on: self.running_on.iter().map(NodeName::as_str).collect(),
+            running_on: self.running.on.iter().map(NodeName::as_str).collect(),
+            attempt: self.running.attempt,
+            waiting: self.running.waits,
             failures_in_a_row: self.status.map_or(0, |status| status.failures_in_a_row),
+            skips_in_a_row: self.skips(),
+            stuck: self.skips() >= STUCK_AFTER,
+            last_reason: self.status.and_then(|status| status.last_reason.as_deref()),
             source: self.definition.source.as_str(),
             description: job.description.as_deref(),
             owner: job.owner.as_deref(),
@@ -168,11 +183,23 @@ impl<'d> Seen<'d> {
         self.paused.flatten()
     }
 
+    fn skips(&self) -> u64 {
+        self.status.map_or(0, |status| status.skips_in_a_row)
+    }
+
     fn state(&self) -> String {
         let mut words = Vec::new();
-        if !self.running_on.is_empty() {
-            let nodes: Vec<_> = self.running_on.iter().map(NodeName::as_str).collect();
-            words.push(format!("running on {}", nodes.join(", ")));
+        if !self.running.on.is_empty() {
+            let nodes: Vec<_> = self.running.on.iter().map(NodeName::as_str).collect();
+            let attempt = self.running.attempt.filter(|attempt| *attempt > 1);
+            let attempt = attempt.map(|attempt| format!(" (attempt {attempt})")).unwrap_or_default();
+            words.push(format!("running on {}{attempt}", nodes.join(", ")));
+        }
+        if self.running.waits {
+            words.push("waiting for its next attempt".to_owned());
+        }
+        if self.skips() >= STUCK_AFTER {
+            words.push(format!("stuck ({} skips in a row)", self.skips()));
         }
         if self.paused.is_some() {
             let pause = self.pause();
@@ -194,7 +221,12 @@ impl<'d> Seen<'d> {
 
 fn last(status: &Status) -> String {
     let at = time::utc_seconds(status.last_at);
+    let has_run = !["skipped", "missed", "refused"].contains(&status.last_outcome.as_str());
     match status.failures_in_a_row {
+        _ if !has_run => {
+            let reason = status.last_reason.as_ref().map(|reason| format!(" ({reason})"));
+            format!("{} {at}{}", status.last_outcome, reason.unwrap_or_default())
+        }
         0 | 1 => format!("{} {at}", status.last_outcome),
         many => format!("{} {at} ({many} in a row)", status.last_outcome),
     }

@@ -236,12 +236,28 @@ pub fn lock_of(entry: &Entry) -> Option<UnderWay> {
     }
 }
 
-/// On which nodes each job runs at the moment.
-pub async fn running(store: &Store, scope: &Scope) -> Result<BTreeMap<JobName, BTreeSet<NodeName>>, Failure> {
-    let mut running = BTreeMap::<JobName, BTreeSet<NodeName>>::new();
+/// What a job does at the moment.
+#[derive(Debug, Default)]
+pub struct Now {
+    /// The nodes that run it.
+    pub on: BTreeSet<NodeName>,
+    /// The highest attempt of those runs.
+    pub attempt: Option<u32>,
+    /// A fire of it is between two attempts.
+    pub waits: bool,
+}
+
+/// What each job does at the moment, if anything.
+pub async fn running(store: &Store, scope: &Scope) -> Result<BTreeMap<JobName, Now>, Failure> {
+    let mut running = BTreeMap::<JobName, Now>::new();
     for one in under_way(store, scope.locks()).await? {
-        if one.is_running() {
-            running.entry(one.fire.job).or_default().insert(one.lock.node);
+        let is_running = one.is_running();
+        let now = running.entry(one.fire.job).or_default();
+        if is_running {
+            now.attempt = now.attempt.max(Some(one.lock.attempt));
+            now.on.insert(one.lock.node);
+        } else {
+            now.waits = true;
         }
     }
     Ok(running)
@@ -265,6 +281,10 @@ impl HeldBack {
     pub fn pause(&self, job: &JobName) -> Option<Option<&HoldBack>> {
         let found = self.0.get(&keys::paused(job)).or_else(|| self.0.get(&keys::all_paused()));
         found.map(Option::as_ref)
+    }
+
+    pub fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
     }
 
     pub fn drain(&self, node: &str) -> Option<Option<&HoldBack>> {

@@ -95,6 +95,7 @@ fn options(door: &Door, args: &Args) -> Result<Options, Failure> {
         jobs: settings.jobs(&args.jobs),
         stop_hold: settings.stop_hold(args.stop_hold)?,
         policy: settings.policy(),
+        require_synced_clock: settings.require_synced_clock(),
         clock: door.clock,
         node,
     })

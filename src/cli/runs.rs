@@ -31,13 +31,16 @@ All times are UTC. OUTCOME is one of
   skipped    another run of the job was not over
   missed     nobody could run it in time
   refused    the node's own policy forbids it
-A mark (late) is a true result that came after the fire had been decided otherwise.
+A line FIRST..LAST (COUNT) stands for as many fires, of which none ran, for one reason. A fire of a job that runs on \
+every node stands as @NODE/FIRE: each node has its own. A mark (late) is a true result that came after the fire had been decided otherwise.
 
 A time is RFC 3339 (2026-11-30T02:00:00Z), a date, a time of day (06:00), or how long ago (8h); dates and times \
 of day are UTC. Of a job that had another name before (`was`), the history under both names is shown.
 
 JSON has one object a line: job, lane, fire, scheduled_at, outcome, reason, node, attempt, started_at, ended_at, \
-exit_code, signal (a name such as KILL), fencing_token, late, claimed_at, output_bytes, output_left_out (bytes that \
+exit_code, signal (a name such as KILL), fencing_token, late, last (the instant of \
+a span's last fire), count, next_attempt_at, past (the attempts before: attempt, node, outcome, reason, exit_code, signal, \
+started_at, ended_at), claimed_at, output_bytes, output_left_out (bytes that \
 `keep.output` had no room for), cpu_seconds, peak_memory_bytes. Instants are RFC 3339 in UTC; what is not known is null.
 
 CPU is the processor time of the command with all that ended before or with it; MEMORY the most that one of its \

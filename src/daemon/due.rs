@@ -56,6 +56,7 @@ impl Daemon {
     pub(super) fn look_at_time(&mut self) {
         self.looked = self.options.clock.since_boot();
         let now = self.options.clock.now();
+        self.look_at_own_clock(now);
         self.end_pauses(now);
         self.look_at_registration();
         if !self.can_plan() {
@@ -100,7 +101,9 @@ impl Daemon {
     /// Whether the store has told what has to be known, and gives signs of life.
     pub(super) fn can_plan(&self) -> bool {
         let is_late = self.standing.renewed() + OUT_OF_TOUCH < self.options.clock.since_boot();
-        self.knows_jobs && self.fleet.is_known() && !is_late
+        let agrees =
+            self.agreement.is_given() && self.agreement.has_listened(self.options.clock.since_boot());
+        self.knows_jobs && self.fleet.is_known() && !is_late && agrees
     }
 
     /// Races for a fire if it is this node's turn, or looks at it a moment later.

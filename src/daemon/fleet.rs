@@ -256,6 +256,11 @@ impl Fleet {
         self.living.contains_key(&self.me)
     }
 
+    /// How many others are registered.
+    pub fn others(&self) -> usize {
+        self.living.keys().filter(|name| **name != self.me).count()
+    }
+
     /// Since when somebody of those who are there now has been there.
     pub fn up_since(&self) -> Option<Timestamp> {
         self.living.values().map(|peer| peer.at).min()

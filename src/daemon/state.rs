@@ -5,6 +5,7 @@
 //! | `lock` | flocked while a daemon uses the folder |
 //! | `node` | this life of the node, in which boot and on which machine it began, and the lives before it |
 //! | `files` | by source, the digest of the job files when they were last looked at |
+//! | `health.json` | how fresh the node's doings are: see [`super::health`] |
 //! | `runs/` | run files: see [`crate::guard::folder`] |
 //! | `output/` | output of runs that have their record |
 //! | `journal/` | what the node ran, by day: see [`crate::journal`] |
@@ -151,6 +152,20 @@ pub fn owner_of(dir: &Path) -> anyhow::Result<(NodeName, NodeStart)> {
     let Some(file) = file else { bail!("{} is no state folder of a node", dir.display()) };
     let odd = || format!("{} names no node", dir.join("node").display());
     Ok((file.node.parse().with_context(odd)?, file.start.parse().with_context(odd)?))
+}
+
+/// Whether a daemon uses a state folder. None: there is no node's.
+pub fn is_in_use(dir: &Path) -> io::Result<Option<bool>> {
+    let file = match File::open(dir.join("lock")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    // Shared, and let go of at once: a daemon that starts just now tries again.
+    match file.try_lock_shared() {
+        Ok(()) => Ok(Some(false)),
+        Err(TryLockError::WouldBlock) => Ok(Some(true)),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 fn take_lock(dir: &Path) -> anyhow::Result<File> {

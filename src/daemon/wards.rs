@@ -101,11 +101,11 @@ impl Wards {
         }
     }
 
-    /// Something of this job was missed: it is looked at as soon as that can be settled.
+    /// Something of this job was missed: it is looked at as soon as that can be settled, and not before, or the newest
+    /// would not have been claimed yet.
     pub fn look_soon(&mut self, job: &JobName, now: Timestamp) {
         let at = now + RIPE_AFTER + TimeDelta::seconds(1);
-        let Some(known) = self.wards.get(job).filter(|known| known.look_at.is_some_and(|known| known > at))
-        else {
+        let Some(known) = self.wards.get(job).filter(|known| known.look_at.is_some()) else {
             return;
         };
         let (lane, floor, pruning) = (known.lane.clone(), known.floor, known.pruning);
@@ -187,7 +187,7 @@ impl Daemon {
     /// Begins to look at the lanes whose time has come, in a small task, one batch after the other.
     pub(super) fn look_at_wards(&mut self, now: Timestamp) {
         let Some(up_since) = self.fleet.up_since() else { return };
-        if self.wards.under_way {
+        if self.wards.under_way || !self.agreement.is_given() {
             return;
         }
         let due = self.wards.take_due(now);

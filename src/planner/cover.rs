@@ -149,13 +149,19 @@ impl Sight<'_> {
                 missed("too many were missed", while_same(*oldest - SECOND))
             }
             CatchUp::Latest | CatchUp::None => {
-                let newest = self.dues.last_in(at, ripe)?;
+                let newest = self.dues.last_in(at, ripe);
+                // One that is not ripe may be decided all the same: no older one is run after it.
+                let is_passed = self.decided.range(newest.unwrap_or(at) + SECOND..).next().is_some();
+                let until = match is_passed {
+                    true => newest.unwrap_or(at),
+                    false => newest? - SECOND,
+                };
                 match was_away {
-                    true => missed(self.away, while_same(newest - SECOND)),
+                    true => missed(self.away, while_same(until)),
                     false => Some(Reason {
                         outcome: Outcome::Skipped,
                         reason: "superseded by a later one",
-                        until: while_same(newest - SECOND),
+                        until: while_same(until),
                     }),
                 }
             }
@@ -329,6 +335,13 @@ mod tests {
             "11:40:00",
             Some("11:50:00"),
         );
+    }
+
+    #[test]
+    fn none_is_open_behind_which_a_later_one_is_decided() {
+        let decided = vec![("11:59:55", "11:59:55")];
+        let stretch = "11:59:41..11:59:50 x10 skipped superseded by a later one";
+        check(Case { decided, ..case(SECONDS, "11:59:40") }, &[stretch], "11:59:50", None);
     }
 
     #[test]

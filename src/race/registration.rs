@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use chrono::TimeDelta;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tokio_util::sync::CancellationToken;
@@ -22,11 +23,11 @@ use crate::fail_point;
 use crate::latest;
 use crate::mutant;
 use crate::node::{NodeName, NodeStart};
-use crate::store::values::{self, Epoch};
+use crate::store::values::{self, ClockWord, Epoch};
 use crate::store::{Compare, Entry, LeaseId, Op, Revision, Store, StoreError, Txn, TxnReply, keys};
 
 /// How long a node is thought alive without a renewal.
-const LEASE: Duration = Duration::from_secs(5);
+pub const LEASE: Duration = Duration::from_secs(5);
 const RENEW_EVERY: Duration = Duration::from_secs(1);
 // Three renewals may be lost before the lease runs out.
 const _: () = assert!(RENEW_EVERY.as_millis() * 4 < LEASE.as_millis());
@@ -142,6 +143,8 @@ enum Ask {
     Fence { from: Revision, done: oneshot::Sender<()> },
     /// Show these digests of job files, by source.
     Files(BTreeMap<String, String>),
+    /// Show what the clock shows now, and this word of it. It was set by so much since it was last shown.
+    Clock { word: Option<ClockWord>, set_by: TimeDelta },
 }
 
 impl Standing {
@@ -196,6 +199,11 @@ impl Standing {
     pub async fn show_files(&self, files: BTreeMap<String, String>) {
         // A node that is leaving shows nothing any more.
         let _ = self.asks.send(Ask::Files(files)).await;
+    }
+
+    /// Has others see what this node's clock shows, and what it says of it. False: not now, so it is to be asked again.
+    pub fn show_clock(&self, word: Option<ClockWord>, set_by: TimeDelta) -> bool {
+        self.asks.try_send(Ask::Clock { word, set_by }).is_ok()
     }
 }
 
@@ -321,6 +329,12 @@ impl Owner {
                         self.presence.files = files;
                         registration = self.register_again(&tell).await?;
                     }
+                }
+                Wake::Asked(Ask::Clock { word, set_by }) => {
+                    // When it registered, as the clock has it now.
+                    self.presence.at += set_by;
+                    (self.presence.clock, self.presence.clock_at) = (word, Some(self.clock.now()));
+                    registration = self.register_again(&tell).await?;
                 }
                 Wake::Asked(Ask::Fence { from, done }) => {
                     // Many tasks may ask at once for what one fence gives them all.
@@ -496,6 +510,12 @@ impl Owner {
             Some(_) => Vec::new(),
             None => vec![Op::put(epoch.as_str(), next)],
         };
+        // What is not written anew keeps its time.
+        let is_shown =
+            lease.is_some() && there.is_some_and(|entry| entry.value == values::encode(&self.presence));
+        if !is_shown {
+            self.presence.clock_at = Some(self.clock.now());
+        }
         let shown = values::encode(&self.presence);
         let lease = match lease {
             // Nobody watches epochs: a restart or a fence wakes nobody.

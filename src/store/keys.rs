@@ -112,7 +112,10 @@ pub fn records_between(job: &JobName, lane: &Lane, after: Timestamp, until: Time
 fn between(what: &str, job: &JobName, lane: &Lane, after: Timestamp, until: Timestamp) -> KeyRange {
     let key = |at| format!("{what}/{job}/{lane}/{}", FireId::scheduled(at));
     // What lies under the first one's key, a late result, comes before the end of it.
-    KeyRange::between(key(after) + AFTER_ALL_BELOW, key(until) + "\0")
+    let begin = key(after) + AFTER_ALL_BELOW;
+    // A range without a key is refused. No fire has this one, so where there is none in between none is found.
+    let end = (key(until) + "\0").max(format!("{begin}\0"));
+    KeyRange::between(begin, end)
 }
 
 /// Comes after `/`, so behind all that lies under a key.
@@ -312,6 +315,20 @@ mod tests {
         assert_eq!(fire_requested(&request(&asked)), Some(asked));
         assert_eq!(fire_requested("requests/a/cancel-20261130T020000Z"), None);
         assert_eq!(fire_requested("requests/a/20261130T020000Z"), None);
+    }
+
+    #[test]
+    fn nothing_lies_between_an_instant_and_itself_or_an_earlier_one() {
+        let (job, at) = ("a".parse().unwrap(), |text: &str| text.parse::<Timestamp>().unwrap());
+        let last = at("2026-11-30T02:00:00Z");
+        for until in ["2026-11-30T02:00:00.9Z", "2026-11-30T01:00:00Z"] {
+            let range = locks_between(&job, &Lane::OneNode, last, at(until));
+            let (begin, end) = range.bounds();
+            assert!(Some(begin.as_str()) < end.as_deref(), "{range:?}");
+            for fire in ["20261130T015959Z", "20261130T020000Z", "20261130T020001Z"] {
+                assert!(!range.contains(&lock(&Fire::new(job.clone(), fire.parse().unwrap()))), "{fire}");
+            }
+        }
     }
 
     #[test]

@@ -515,6 +515,21 @@ pub struct Presence {
     pub files: BTreeMap<String, String>,
     /// The node's wall clock when it registered.
     pub at: Timestamp,
+    /// What it showed when this was written: to be compared with only at the moment at which that is seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_at: Option<Timestamp>,
+    /// What the node knows to be wrong with its clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<ClockWord>,
+}
+
+/// What a node says of its own clock.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClockWord {
+    pub says: String,
+    /// Another number: the others are asked to show their clocks. 0: they are not asked.
+    #[serde(default)]
+    pub asked: u32,
 }
 
 /// What a node tells of itself.
@@ -537,6 +552,8 @@ impl Presence {
             slots: facts.slots,
             files: facts.files,
             at: facts.at,
+            clock_at: Some(facts.at),
+            clock: None,
         }
     }
 }
@@ -760,6 +777,12 @@ pub struct Status {
     #[serde(default)]
     pub last_success: Option<Timestamp>,
     pub failures_in_a_row: u32,
+    /// Why it was so, where that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_reason: Option<String>,
+    /// Fires that were skipped since the last one that ran.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skips_in_a_row: u64,
 }
 
 impl Status {
@@ -767,6 +790,7 @@ impl Status {
     pub fn after(before: Option<&Status>, record: &Record) -> Status {
         let ended = record.run.as_ref().and_then(|run| run.ended_at).unwrap_or(record.written_at);
         let failures = before.map_or(0, |status| status.failures_in_a_row);
+        let skips = before.map_or(0, |status| status.skips_in_a_row);
         let succeeded = record.outcome == Outcome::Succeeded;
         Status {
             v: VERSION,
@@ -779,6 +803,12 @@ impl Status {
                 // Not run at all: neither a failure nor the end of a row of them.
                 Outcome::Skipped | Outcome::Missed | Outcome::Refused => failures,
                 Outcome::Failed | Outcome::TimedOut | Outcome::Cancelled | Outcome::Lost => failures + 1,
+            },
+            last_reason: record.reason.clone(),
+            skips_in_a_row: match record.outcome {
+                Outcome::Skipped => skips.saturating_add(record.span.map_or(1, |span| span.count)),
+                Outcome::Missed | Outcome::Refused => skips,
+                _ => 0,
             },
         }
     }

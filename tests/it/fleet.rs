@@ -7,9 +7,11 @@ mod access;
 mod acts;
 mod audit;
 mod backups;
+mod clocks;
 mod commands;
 mod definitions;
 mod fail_points;
+mod health;
 mod holds;
 mod many_nodes;
 mod missed;
@@ -415,6 +417,19 @@ impl Setup<'_> {
         self
     }
 
+    /// Has its clock be as a file says at the moment: see [`ClockFile`].
+    pub fn clock_file(self, clock: &ClockFile) -> Self {
+        let text = format!("file:{}", clock.0.display());
+        self.clock(&text)
+    }
+
+    /// Its own settings file.
+    pub fn settings(self, text: &str) -> Self {
+        let path = self.fleet.path(&format!("{}.toml", self.name));
+        fs::write(&path, text).unwrap();
+        self.with(&["--config", &path.display().to_string()])
+    }
+
     pub fn environment(mut self, name: &'static str, value: &str) -> Self {
         self.environment.push((name, value.to_owned()));
         self
@@ -481,6 +496,24 @@ impl Setup<'_> {
         let mut node = self.start();
         node.wait_until_ready(fleet).await;
         node
+    }
+}
+
+/// A node's clock, which is set while the node runs.
+pub struct ClockFile(PathBuf);
+
+impl ClockFile {
+    pub fn new(fleet: &Fleet, name: &str) -> ClockFile {
+        let clock = ClockFile(fleet.path(&format!("clock-{name}")));
+        clock.set("+0s");
+        clock
+    }
+
+    /// `+1h`, `-5s`; with ` unsynced`: and nothing keeps it right.
+    pub fn set(&self, text: &str) {
+        let new = self.0.with_extension("new");
+        fs::write(&new, text).unwrap();
+        fs::rename(&new, &self.0).unwrap();
     }
 }
 

@@ -56,10 +56,12 @@ fn every_value_of_the_store_reads_back_as_it_was_written() {
     }
     check_value::<SourceState>("source-1");
     check_value::<Presence>("presence-1");
+    check_value::<Presence>("presence-1-clock");
     check_value::<Epoch>("epoch-1");
     check_value::<Lock>("lock-1");
     check_value::<Lock>("lock-1-waiting");
     check_value::<Status>("status-1");
+    check_value::<Status>("status-1-skips");
     check_value::<Request>("request-1");
     check_value::<CancelRequest>("cancel-request-1");
     check_value::<HoldBack>("hold-back-1");

@@ -153,6 +153,7 @@ impl Fleet {
             policy: policy.clone(),
         };
         let options = Options {
+            require_synced_clock: false,
             store: "sqlite:/nowhere".parse().expect("an address that is never opened"),
             access: Access::default(),
             node: node.name.clone(),
@@ -166,6 +167,7 @@ impl Fleet {
         };
         let (signals, told) = mpsc::channel(4);
         let parts = Parts {
+            pulse: tokio::sync::watch::channel(None).0,
             signals: Signals::told(told, false),
             state,
             place,

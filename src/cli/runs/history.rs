@@ -140,7 +140,11 @@ pub enum With {
 impl Filter {
     fn takes(&self, entry: &Entry) -> bool {
         let at = entry.fire().scheduled_at();
-        self.since.is_none_or(|since| at >= since)
+        let last = match entry {
+            Entry::Decided { record, .. } => record.span.map_or(at, |span| span.last),
+            Entry::UnderWay(_) => at,
+        };
+        self.since.is_none_or(|since| last >= since)
             && self.until.is_none_or(|until| at < until)
             && (self.outcomes.is_empty() || self.outcomes.iter().any(|word| word == entry.outcome()))
             && self.node.as_ref().is_none_or(|node| entry.node() == Some(node))

@@ -8,6 +8,8 @@ use crate::cli::out::GiveUp::{All, OneLine};
 use crate::cli::out::{Table, or_dash};
 use crate::cli::read::UnderWay;
 use crate::cli::time::{utc, utc_seconds};
+use crate::fire::FireId;
+use crate::record::{Past, Span};
 
 /// The outcomes of what has none yet.
 pub const RUNNING: &str = "running";
@@ -46,6 +48,14 @@ pub struct Row<'e> {
     signal: Option<String>,
     fencing_token: Option<i64>,
     late: bool,
+    /// Of a span, the instant of its last fire.
+    last: Option<String>,
+    /// For how many fires this stands.
+    count: u64,
+    /// When the next attempt is to begin.
+    next_attempt_at: Option<String>,
+    /// The attempts before, the oldest first.
+    past: Vec<PastRow>,
     claimed_at: Option<String>,
     output_bytes: Option<u64>,
     /// Of those, how many are not kept because of the cap.
@@ -58,11 +68,41 @@ pub struct Row<'e> {
     shown: Shown,
 }
 
+/// An attempt that is over.
+#[derive(Debug, Serialize)]
+pub struct PastRow {
+    attempt: u32,
+    node: String,
+    outcome: &'static str,
+    reason: Option<String>,
+    exit_code: Option<i32>,
+    signal: Option<String>,
+    started_at: Option<String>,
+    ended_at: Option<String>,
+}
+
+impl PastRow {
+    fn of(past: Past) -> PastRow {
+        PastRow {
+            attempt: past.attempt,
+            node: past.node.to_string(),
+            outcome: past.outcome.word(),
+            reason: past.reason,
+            exit_code: past.exit_code,
+            signal: past.signal.map(signal_name),
+            started_at: past.started_at.map(utc),
+            ended_at: past.ended_at.map(utc),
+        }
+    }
+}
+
 /// What only the table shows.
 #[derive(Debug)]
 struct Shown {
     due: String,
     took: Option<String>,
+    /// The id of a span's last fire.
+    last: Option<String>,
 }
 
 pub fn outcome_of_lock(run: &UnderWay) -> &'static str {
@@ -88,12 +128,16 @@ impl<'e> Row<'e> {
             signal: None,
             fencing_token: None,
             late: false,
+            last: None,
+            count: 1,
+            next_attempt_at: None,
+            past: Vec::new(),
             claimed_at: None,
             output_bytes: None,
             output_left_out: None,
             cpu_seconds: None,
             peak_memory_bytes: None,
-            shown: Shown { due: utc_seconds(due), took: None },
+            shown: Shown { due: utc_seconds(due), took: None, last: None },
         };
         match entry {
             Entry::UnderWay(run) => {
@@ -101,11 +145,18 @@ impl<'e> Row<'e> {
                 row.attempt = Some(run.lock.attempt);
                 row.fencing_token = Some(run.token.0);
                 row.claimed_at = Some(utc(run.lock.claimed_at));
+                row.next_attempt_at = run.lock.due.map(utc);
+                row.past = run.lock.past().into_iter().map(PastRow::of).collect();
             }
             Entry::Decided { record, late } => {
                 row.outcome = record.outcome.word();
                 row.reason = record.reason.as_deref();
                 row.late = *late;
+                row.past = record.past.iter().cloned().map(PastRow::of).collect();
+                if let Some(Span { last, count }) = record.span {
+                    (row.last, row.count) = (Some(utc(last)), count);
+                    row.shown.last = Some(FireId::scheduled(last).to_string());
+                }
                 if let Some(run) = &record.run {
                     row.attempt = Some(run.attempt);
                     row.started_at = run.started_at.map(utc);
@@ -128,12 +179,17 @@ impl<'e> Row<'e> {
     pub fn cells(&self) -> Vec<String> {
         let late = if self.late { " (late)" } else { "" };
         let attempt = self.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!("attempt {attempt}"));
-        let notes: Vec<_> = self.reason.map(str::to_owned).into_iter().chain(attempt).collect();
+        let next = self.next_attempt_at.as_ref().map(|at| format!("next attempt at {at}"));
+        let notes: Vec<_> = self.reason.map(str::to_owned).into_iter().chain(attempt).chain(next).collect();
+        let fire = match &self.shown.last {
+            Some(last) => format!("{}..{last} ({})", self.fire, self.count),
+            None => self.fire.clone(),
+        };
         vec![
             self.job.to_owned(),
             match self.lane.as_str() {
-                "-" => self.fire.clone(),
-                lane => format!("{lane}/{}", self.fire),
+                "-" => fire,
+                lane => format!("{lane}/{fire}"),
             },
             self.shown.due.clone(),
             format!("{}{late}", self.outcome),

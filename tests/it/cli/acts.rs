@@ -55,10 +55,76 @@ fn a_pause_shows_why_and_until_when_and_is_ended_by_resume() {
     assert!(said.err.contains("backup goes on") && said.err.contains("all jobs are paused"), "{said:?}");
     desk.run(&["pause", "report"]).ended_with(0);
     let said = desk.run(&["resume", "--all"]).ended_with(0);
-    assert!(said.err.contains("still paused by name: report"), "{said:?}");
+    assert!(said.err.contains("still paused by name: report\n"), "{said:?}");
     assert_eq!(desk.json(&["jobs", "backup"])[0]["paused"], false);
     let said = desk.run(&["resume", "backup"]).ended_with(0);
     assert!(said.err.contains("not paused by name"), "{said:?}");
+}
+
+impl Desk {
+    /// The requests that wait.
+    fn asked(&self) -> Vec<String> {
+        self.in_store(async |store| {
+            let listing = store.list(keys::requests()).await.unwrap();
+            let asked = listing.entries.iter().map(|entry| keys::fire_requested(&entry.key).unwrap());
+            asked.map(|fire| format!("{} {}", fire.job, fire.scheduled_at().to_rfc3339())).collect()
+        })
+    }
+}
+
+#[test]
+fn resume_with_catch_up_asks_for_the_newest_instant_that_came_due_in_the_pause() {
+    let more = "[jobs.all]\nschedule = '0 * * * *'\nrun_on = 'every-node'\ncommand = 'true'\n\
+                [jobs.off]\nschedule = '0 * * * *'\nenabled = false\ncommand = 'true'\n";
+    let desk = Desk::new();
+    desk.write("jobs.toml", format!("{JOBS}{more}"));
+    desk.run_at("2026-11-01T00:00:00Z", &["sync", "jobs.toml"]).ended_with(0);
+    let jobs = ["backup", "report", "all", "off"];
+    desk.run_at("2026-11-28T02:00:00Z", &[&["pause"][..], &jobs].concat()).ended_with(0);
+    // Of the first instant in the pause, and of none.
+    let said =
+        desk.run_at("2026-11-28T02:30:00Z", &["resume", "backup", "report", "--catch-up"]).ended_with(0);
+    assert!(said.err.contains("backup goes on, and makes good for 2026-11-28T02:00:00Z (m-"), "{said:?}");
+    assert!(said.err.contains("report goes on; it has nothing to make good for"), "{said:?}");
+    assert_eq!(desk.asked(), ["backup 2026-11-28T02:00:00+00:00"]);
+    // One that is over is over: nothing is asked for again.
+    desk.run_at("2026-11-30T02:30:00Z", &["resume", "backup", "report", "--catch-up"]).ended_with(0);
+    let said = desk.run_at("2026-11-30T03:00:00Z", &["resume", "all", "off", "--catch-up"]).ended_with(0);
+    assert!(said.err.contains("runs once, on one node, also for all\n"), "{said:?}");
+    assert_eq!(desk.asked(), ["all 2026-11-30T02:00:00+00:00", "backup 2026-11-28T02:00:00+00:00"]);
+    let act = &desk.json(&["acts"])[0];
+    assert_eq!(act["detail"], "with catch-up of 0 jobs");
+}
+
+#[test]
+fn what_did_not_pass_because_of_the_pause_is_not_made_good() {
+    let desk = Desk::new();
+    desk.write("jobs.toml", JOBS);
+    desk.run_at("2026-11-01T00:00:00Z", &["sync", "jobs.toml"]).ended_with(0);
+    desk.run_at("2026-11-28T01:59:00Z", &["pause", "backup", "report"]).ended_with(0);
+    // By an operator's clock that is slow, or a moment before the pause was there.
+    desk.put_record(&record(fire("backup", "20261128T020000Z"), Outcome::Failed, Some(1), None));
+    desk.put_record(&unrun(fire("report", "20261128T030000Z"), Outcome::Missed, "paused"));
+    let said =
+        desk.run_at("2026-11-28T04:00:00Z", &["resume", "backup", "report", "--catch-up"]).ended_with(0);
+    assert!(said.err.contains("backup goes on; it has nothing"), "{said:?}");
+    assert_eq!(desk.asked(), ["report 2026-11-28T03:00:00+00:00"]);
+}
+
+#[test]
+fn resume_of_all_catches_up_with_each_job_that_is_not_paused_by_name() {
+    let desk = Desk::new();
+    // More than one transaction takes.
+    desk.write("jobs.toml", many_jobs(120));
+    desk.run_at("2026-11-01T00:00:00Z", &["sync", "jobs.toml"]).ended_with(0);
+    desk.run_at("2026-11-28T01:00:00Z", &["pause", "--all"]).ended_with(0);
+    desk.run_at("2026-11-28T01:30:00Z", &["pause", "job-007"]).ended_with(0);
+    let said = desk.run_at("2026-11-28T03:00:00Z", &["resume", "--all", "--catch-up"]).ended_with(0);
+    assert!(said.err.contains("all jobs go on, and 119 of them make good"), "{said:?}");
+    let asked = desk.asked();
+    assert!(asked.len() == 119 && !asked.iter().any(|asked| asked.starts_with("job-007")), "{asked:?}");
+    assert_eq!(desk.json(&["acts"])[0]["detail"], "with catch-up of 119 jobs");
+    assert!(!desk.has("paused/~all"));
 }
 
 #[test]

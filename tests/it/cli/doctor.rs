@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::*;
 use crate::etcd::{Etcd, Version};
 
-const CHECKS: [&str; 8] = ["store", "state", "guard", "cgroup", "limits", "user", "policy", "tzdata"];
+const CHECKS: [&str; 9] =
+    ["store", "state", "guard", "cgroup", "limits", "user", "policy", "clock", "tzdata"];
 
 /// What the checks said, in their order.
 fn checks(said: &Said) -> Vec<Value> {

@@ -88,7 +88,9 @@ fn jobs_tells_what_is_defined_and_how_it_went() {
                 "next_starts_at": next,
                 "last_outcome": "failed", "last_fire": "20261130T010000Z", "paused": false, "paused_by": null,
                 "paused_reason": null, "paused_until": null, "running": true,
-                "enabled": true, "running_on": ["db-1"], "failures_in_a_row": 1, "source": "default",
+                "enabled": true, "running_on": ["db-1"], "attempt": 2, "waiting": false,
+                "failures_in_a_row": 1, "skips_in_a_row": 0, "stuck": false, "last_reason": null,
+                "source": "default",
                 "description": "Dump the shop", "owner": null,
             }),
             json!({
@@ -96,14 +98,19 @@ fn jobs_tells_what_is_defined_and_how_it_went() {
                 "next_starts_at": null,
                 "last_outcome": null, "last_fire": null, "paused": true, "paused_by": null,
                 "paused_reason": null, "paused_until": null, "running": false,
-                "enabled": false, "running_on": [], "failures_in_a_row": 0, "source": "default",
+                "enabled": false, "running_on": [], "attempt": null, "waiting": false,
+                "failures_in_a_row": 0, "skips_in_a_row": 0, "stuck": false, "last_reason": null,
+                "source": "default",
                 "description": null, "owner": null,
             }),
         ]
     );
     let table = desk.run(&["jobs", "backup"]).ended_with(0).out;
     assert_eq!(table.lines().count(), 2, "{table}");
-    assert!(table.contains("running on db-1") && table.contains("failed 2026-11-30T01:01:01Z"), "{table}");
+    assert!(
+        table.contains("running on db-1 (attempt 2)") && table.contains("failed 2026-11-30T01:01:01Z"),
+        "{table}"
+    );
     let said = desk.run(&["jobs", "off", "bakup"]).ended_with(1);
     assert!(
         said.err.contains("no job is called bakup; did you mean backup?") && said.out.contains("off"),
@@ -159,7 +166,8 @@ fn runs_are_listed_newest_first_with_exit_code_and_signal_apart() {
             "job": "backup", "lane": "-", "fire": "20261128T010000Z", "scheduled_at": "2026-11-28T01:00:00Z",
             "outcome": "failed", "reason": null, "node": "db-1", "attempt": 1,
             "started_at": "2026-11-28T01:00:01Z", "ended_at": "2026-11-28T01:01:01Z", "exit_code": null,
-            "signal": "KILL", "fencing_token": 7, "late": false, "claimed_at": "2026-11-28T01:00:00Z",
+            "signal": "KILL", "fencing_token": 7, "late": false, "last": null, "count": 1,
+            "next_attempt_at": null, "past": [], "claimed_at": "2026-11-28T01:00:00Z",
             "output_bytes": 0, "output_left_out": 0, "cpu_seconds": null, "peak_memory_bytes": null,
         })
     );
@@ -254,9 +262,9 @@ fn nodes_tells_who_is_there_and_whose_files_differ() {
         desk.json(&["nodes"]),
         [json!({
             "node": "db-1", "node_start": "01ARZ3NDEKTSV4RRFFQ69G5FAV", "version": env!("CARGO_PKG_VERSION"),
-            "tzdata": tzdata, "labels": {"role": "db"}, "slots": 64, "registered_at": "2026-11-30T09:00:00Z",
+            "tzdata": tzdata, "labels": {"role": "db"}, "slots": 64, "running": 0, "registered_at": "2026-11-30T09:00:00Z",
             "drift": ["default", "shop"], "drained": false, "drained_by": null, "drained_reason": null,
-            "files": {"default": "other", "shop": "x"},
+            "clock": null, "last_contact": null, "last_decision": null, "files": {"default": "other", "shop": "x"},
         })]
     );
     let said = desk.run(&["nodes"]).ended_with(0);
@@ -266,6 +274,63 @@ fn nodes_tells_who_is_there_and_whose_files_differ() {
     desk.put([("nodes/old".to_owned(), older.into_bytes())]);
     let said = desk.run(&["nodes"]).ended_with(0);
     assert!(said.err.contains("warning: not all have the same time zone data (2019a, "), "{said:?}");
+}
+
+#[test]
+fn nodes_tells_what_each_runs_and_what_is_wrong_with_its_clock() {
+    let desk = Desk::with_jobs(BACKUP);
+    let clock = Some(values::ClockWord { says: "3612 s ahead".to_owned(), asked: 1 });
+    let mut here = presence(&[], &[], at("2026-11-30T09:00:00Z"));
+    here.clock = clock;
+    let running = keys::lock(&fire("backup", "m-01ARZ3NDEKTSV4RRFFQ69G5FAV"));
+    desk.put([(keys::node(&node()), values::encode(&here)), (running, lock(at("2026-11-30T09:00:00Z")))]);
+    let row = &desk.json(&["nodes"])[0];
+    assert_eq!((&row["running"], &row["clock"]), (&json!(1), &json!("3612 s ahead")));
+    let table = desk.run(&["nodes"]).ended_with(0).out;
+    assert!(table.contains("CLOCK") && table.contains("3612 s ahead"), "{table}");
+}
+
+#[test]
+fn a_job_whose_fires_are_skipped_again_and_again_is_stuck_until_one_runs() {
+    let desk = Desk::with_jobs(BACKUP);
+    let mut status = None;
+    let mut put = |record: Record| {
+        status = Some(Status::after(status.as_ref(), &record));
+        desk.put([(
+            keys::status(&record.fire.job, &record.fire.lane),
+            values::encode(status.as_ref().unwrap()),
+        )]);
+        desk.json(&["jobs"])[0].clone()
+    };
+    let skipped = |day: u32| {
+        let of = fire("backup", &format!("202611{day}T010000Z"));
+        unrun(of, Outcome::Skipped, "overlap: 20261110T010000Z is still running")
+    };
+    assert_eq!([11, 12].map(|day| put(skipped(day))["stuck"].clone()), [json!(false), json!(false)]);
+    // What was missed says nothing of the run that does not end.
+    put(unrun(fire("backup", "20261113T010000Z"), Outcome::Missed, "paused"));
+    let row = put(skipped(14));
+    assert_eq!((&row["stuck"], &row["skips_in_a_row"]), (&json!(true), &json!(3)));
+    assert_eq!(row["last_reason"], "overlap: 20261110T010000Z is still running");
+    let table = desk.run(&["jobs"]).ended_with(0).out;
+    let last = "skipped 2026-11-14T01:01:02Z (overlap: 20261110T010000Z is still running)";
+    assert!(table.contains("stuck (3 skips in a row)") && table.contains(last), "{table}");
+    let row = put(record(fire("backup", "20261115T010000Z"), Outcome::Failed, Some(1), None));
+    assert_eq!((&row["stuck"], &row["skips_in_a_row"]), (&json!(false), &json!(0)));
+}
+
+#[test]
+fn a_span_is_one_line_with_its_first_and_last_fire_and_how_many_there_are() {
+    let desk = Desk::with_jobs(BACKUP);
+    let span = Some(fleetcron::record::Span { last: at("2026-11-28T03:00:00Z"), count: 7201 });
+    let first = fire("backup", "20261128T010000Z");
+    desk.put_record(&Record { span, ..unrun(first, Outcome::Missed, "no node was up") });
+    let row = &desk.json(&["runs"])[0];
+    assert_eq!((&row["last"], &row["count"]), (&json!("2026-11-28T03:00:00Z"), &json!(7201)));
+    let table = desk.run(&["runs"]).ended_with(0).out;
+    assert!(table.contains("20261128T010000Z..20261128T030000Z (7201)  "), "{table}");
+    assert_eq!(desk.json(&["runs", "--since", "2026-11-28T02:00:00Z"]).len(), 1, "it reaches into that");
+    assert_eq!(desk.json(&["runs", "--since", "2026-11-28T03:00:01Z"]).len(), 0);
 }
 
 #[test]

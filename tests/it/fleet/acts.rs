@@ -81,6 +81,35 @@ async fn a_pause_stops_new_fires_on_all_nodes_and_resume_goes_on() {
 }
 
 #[tokio::test]
+async fn resume_with_catch_up_makes_good_once_for_the_newest_instant_of_the_pause() {
+    let fleet = Fleet::on_etcd(Version::V36).await.with_tick().await;
+    let mut nodes = Vec::new();
+    for name in ["a", "b", "c"] {
+        nodes.push(fleet.node(name).ready().await);
+    }
+    fleet.wait_for_records("tick", 2).await;
+    fleet.act(&["pause", "tick"]);
+    let paused = chrono::Utc::now();
+    fleet.wait_for_time(paused + chrono::TimeDelta::seconds(4)).await;
+    let resuming = chrono::Utc::now();
+    let said = fleet.act(&["resume", "tick", "--catch-up"]);
+    let id = said.split_once("(m-").unwrap_or_else(|| panic!("{said}")).1.split_once(')').unwrap().0;
+    let made_good = Fire::new(name("tick"), format!("m-{id}").parse().unwrap());
+    let due = made_good.scheduled_at();
+    // Of the pause, and of its last seconds.
+    assert!(due > paused && due > resuming - chrono::TimeDelta::seconds(2), "{due} {paused} {resuming}");
+    assert_eq!(fleet.wait_for_record(&made_good).await.outcome, Outcome::Succeeded);
+    fleet.wait_for_tick_after(resuming + chrono::TimeDelta::seconds(2)).await;
+    let marks = fleet.marks();
+    let starts = |fire: &FireId| marks.iter().filter(|(_, mark, _)| *mark == fire.to_string()).count();
+    assert_eq!(starts(&made_good.id), 1);
+    assert_eq!(starts(&FireId::scheduled(due)), 0, "it is made good for, and does not run beside that");
+    for node in &mut nodes {
+        node.stop(&fleet).await;
+    }
+}
+
+#[tokio::test]
 async fn a_pause_with_an_end_ends_by_itself() {
     for fleet in [Fleet::on_sqlite().await, Fleet::on_etcd(Version::V36).await] {
         let fleet = fleet.with_tick().await;

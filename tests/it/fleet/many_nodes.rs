@@ -49,11 +49,11 @@ async fn three_nodes_on_etcd_run_each_fire_once() {
 #[tokio::test]
 async fn a_slow_clock_and_a_fast_one_make_no_fire_run_twice() {
     for version in [Version::V34, Version::V36] {
-        check(Fleet::on_etcd(version).await, &["-5s", "", "+5s"], seconds(10, 120)).await;
+        check(Fleet::on_etcd(version).await, &["-4s", "", "+4s"], seconds(10, 120)).await;
     }
 }
 
 #[tokio::test]
 async fn three_nodes_on_one_sqlite_file_run_each_fire_once() {
-    check(Fleet::on_sqlite().await, &["", "-5s", "+5s"], seconds(10, 120)).await;
+    check(Fleet::on_sqlite().await, &["", "-4s", "+4s"], seconds(10, 120)).await;
 }
