@@ -144,8 +144,7 @@ pub async fn claim(
 ) -> Result<Raced, StoreError> {
     let me = standing.me.clone();
     let names = [Some(&candidate.fire.job), candidate.was.as_ref()];
-    // A transaction of ours is out whose answer never came.
-    let mut unresolved = false;
+    let mut sent = Sent::Answered;
     let mut told = false;
     // Contact counts from before the first send: the lock may be as old as that.
     let mut first_sent = None;
@@ -153,10 +152,10 @@ pub async fn claim(
         fail_point!("claim.registration");
         let registration = standing.registration().await;
         let now = clock.now();
-        if !unresolved && leaving.is_cancelled() {
+        if sent == Sent::Answered && leaving.is_cancelled() {
             return Ok(Raced::Leaving);
         }
-        if !unresolved && now > candidate.policy.last_start {
+        if sent == Sent::Answered && now > candidate.policy.last_start {
             return Ok(Raced::TooLate);
         }
         let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.policy.clone());
@@ -172,21 +171,25 @@ pub async fn claim(
         match together.txn(about, txn).await {
             Ok(reply) => {
                 fail_point!("claim.answered");
-                match judge(candidate, reply, lock, &me, in_touch, unresolved) {
+                match judge(candidate, reply, lock, &me, in_touch, sent) {
                     Ok(Verdict::Certain(raced)) => return Ok(raced),
                     Ok(Verdict::NotRegistered) => {
                         // By the time there is another registration, nothing sent under this one can commit.
                         debug!(job = %candidate.fire.job, fire = %candidate.fire.id, "claim refused: not registered");
                         fail_point!("claim.fence");
                         standing.fence(&registration).await;
-                        (unresolved, first_sent) = (false, None);
+                        sent = sent.fenced();
+                        first_sent = first_sent.filter(|_| sent != Sent::Answered);
                     }
-                    Ok(Verdict::ForNow(raced)) if !unresolved => return Ok(raced),
+                    Ok(Verdict::ForNow(raced)) if sent != Sent::Unanswered => return Ok(raced),
                     Ok(Verdict::ForNow(_)) => {
                         // What we sent before may still be on its way: make sure that it no longer counts.
                         fail_point!("claim.settle");
                         standing.fence(&registration).await;
-                        (unresolved, first_sent) = (false, None);
+                        sent = match mutant!("settled-is-forgotten") {
+                            true => Sent::Answered,
+                            false => sent.fenced(),
+                        };
                     }
                     Err(unreadable) => {
                         warn!(job = %candidate.fire.job, fire = %candidate.fire.id, error = %unreadable, "not claimed");
@@ -201,7 +204,7 @@ pub async fn claim(
                 let claim = Claim { fire, lock, revision, token: revision, in_touch, status: None };
                 return Ok(Raced::Won(Box::new(claim)));
             }
-            Err(StoreError::NoAnswer { .. }) => unresolved = true,
+            Err(StoreError::NoAnswer { .. }) => sent = Sent::Unanswered,
             Err(StoreError::NotReached { .. }) => {}
             // A fire waits as long for a person as for a network.
             Err(error) if error.needs_help() => {
@@ -211,7 +214,7 @@ pub async fn claim(
                 pause = PAUSE_FOR_HELP;
             }
             // A refusal is an answer; but what was sent before it may still come in.
-            Err(error) if !unresolved => return Err(error),
+            Err(error) if sent == Sent::Answered => return Err(error),
             Err(_) => {}
         }
         fail_point!("claim.pause");
@@ -219,7 +222,7 @@ pub async fn claim(
         tokio::select! {
             biased;
             () = pause => {}
-            () = leaving.cancelled(), if !unresolved => {}
+            () = leaving.cancelled(), if sent == Sent::Answered => {}
         }
     }
 }
@@ -232,6 +235,26 @@ pub async fn undecided(store: &Store, fires: &[Fire]) -> Result<Vec<Fire>, Store
     let reply = store.txn(Txn::new().then(reads)).await?;
     let is_open = |index: usize| reply.got(2 * index).is_empty() && reply.got(2 * index + 1).is_empty();
     Ok(fires.iter().enumerate().filter(|(index, _)| is_open(*index)).map(|(_, fire)| fire.clone()).collect())
+}
+
+/// What is known of the claims of one fire that were sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// Each was answered, and no.
+    Answered,
+    /// One was not: it may have made the lock, or may yet.
+    Unanswered,
+    /// One was not, and can come in no more: whether it has made the lock is still to be seen.
+    Fenced,
+}
+
+impl Sent {
+    fn fenced(self) -> Sent {
+        match self {
+            Sent::Answered => Sent::Answered,
+            Sent::Unanswered | Sent::Fenced => Sent::Fenced,
+        }
+    }
 }
 
 /// Positions of the gets in the claim's other branch.
@@ -344,14 +367,14 @@ enum Verdict {
     NotRegistered,
 }
 
-/// What a reply says. `unresolved`: an earlier send of the same claim may have made the lock that we see.
+/// What a reply says. A lock of ours that we see may be the doing of an earlier send that was not answered.
 fn judge(
     candidate: &Candidate,
     reply: TxnReply,
     lock: Lock,
     me: &Me,
     in_touch: InTouch,
-    unresolved: bool,
+    sent: Sent,
 ) -> Result<Verdict, Unreadable> {
     let fire = &candidate.fire;
     let certain = |raced| Ok(Verdict::Certain(raced));
@@ -370,7 +393,7 @@ fn judge(
     if let Some(entry) = first(GOT_OWN_LOCK) {
         let found: Lock = values::decode(&entry.key, &entry.value)?;
         let ours = found.is_of(&me.name, me.start, 1) && found.state == LockState::Held;
-        return certain(match ours && unresolved {
+        return certain(match ours && sent != Sent::Answered {
             true => Raced::Won(Box::new(Claim {
                 fire: fire.clone(),
                 lock: found,
