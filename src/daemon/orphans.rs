@@ -17,6 +17,7 @@ use crate::placement;
 use crate::race::{self, Found, Orphan};
 use crate::run::{self, Order};
 use crate::store::StoreError;
+use crate::store::values::LockState;
 
 /// How many of what the small tasks tell may wait.
 const WAITING: usize = 64;
@@ -78,8 +79,9 @@ impl Daemon {
         let (me, own, tell) = (self.standing.me.clone(), self.state.clone(), self.orphans.tell.clone());
         self.chores.spawn(self.options.clock.bind(async move {
             let looked = async {
-                let found = race::orphans(&store, &living).await?;
-                Ok::<_, StoreError>((found, race::drained(&store).await?))
+                let drained = race::drained(&store).await?;
+                let found = race::orphans(&store, &living, &drained, &me).await?;
+                Ok::<_, StoreError>((found, drained))
             };
             let found = match looked.await {
                 Ok((found, drained)) => {
@@ -94,13 +96,16 @@ impl Daemon {
             };
             let is_for_me = |found: &Found| {
                 let lock = &found.lock;
-                let earlier_life = lock.node == me.name && own.is_own(lock.node_start);
+                let is_own = lock.node == me.name && own.is_own(lock.node_start);
+                // One that runs is in this node's hands. One that waits was left there while this node was drained.
+                let in_hands = is_own && lock.state == LockState::Held;
                 let by = match lock.hold {
                     // Nobody but the name's new owner may touch it.
                     None if living.contains_key(&lock.node) => Some(&lock.node),
+                    _ if is_own && living.contains_key(&lock.node) => Some(&lock.node),
                     _ => placement::top(living.keys(), lock.node.as_str()),
                 };
-                !earlier_life && by == Some(&me.name)
+                !in_hands && by == Some(&me.name)
             };
             let _ = tell.send(Told::Found(found.into_iter().filter(is_for_me).collect())).await;
         }));

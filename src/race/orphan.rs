@@ -59,10 +59,13 @@ impl Orphan {
     }
 }
 
-/// The locks whose holder is not among the living, as a list shows them; each still has to be [looked at](look).
+/// The locks whose holder is not among the living, as a list shows them, and those that wait for a holder that does not go
+/// on with them: one that is drained, or this node itself. Each still has to be [looked at](look).
 pub async fn orphans(
     store: &Store,
     living: &BTreeMap<NodeName, NodeStart>,
+    drained: &[NodeName],
+    me: &Me,
 ) -> Result<Vec<Found>, StoreError> {
     fail_point!("orphans.list");
     let found = all_locks(store).await?;
@@ -70,7 +73,11 @@ pub async fn orphans(
         true => !living.contains_key(&found.lock.node),
         false => living.get(&found.lock.node) != Some(&found.lock.node_start),
     };
-    Ok(found.into_iter().filter(is_orphan).collect())
+    let is_left = |found: &Found| {
+        let node = &found.lock.node;
+        found.lock.state == LockState::Waiting && (*node == me.name || drained.contains(node))
+    };
+    Ok(found.into_iter().filter(|found| is_orphan(found) || is_left(found)).collect())
 }
 
 /// The nodes that are drained: none of them takes anything over.
@@ -81,6 +88,8 @@ pub async fn drained(store: &Store) -> Result<Vec<NodeName>, StoreError> {
 }
 
 /// Looks at a lock and its holder in one read. None: the holder is there, or the lock is another by now.
+///
+/// Where the lock waits, nothing runs, and a holder that is there does not matter: whoever writes the lock next has it.
 pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<Orphan>, StoreError> {
     let holder = &found.lock.node;
     let read = Txn::new().then([
@@ -103,7 +112,8 @@ pub async fn look(store: &Store, clock: &Clock, found: &Found) -> Result<Option<
         values::decode::<Presence>(&entry.key, &entry.value)
             .map_or(true, |presence| presence.node_start == lock.node_start)
     });
-    if is_there || lock.node != *holder {
+    let holds = is_there && (lock.state == LockState::Held || found.lock.state == LockState::Held);
+    if holds || lock.node != *holder {
         return Ok(None);
     }
     let epoch = reply.got(2).first().map(|entry| entry.mod_revision);
