@@ -63,6 +63,14 @@ pub struct Node {
     pub killed_at: Duration,
 }
 
+impl Node {
+    /// Whether nothing keeps it from its work at the moment.
+    pub fn works(&self) -> bool {
+        let daemon = self.daemon.as_ref().is_some_and(|daemon| !daemon.frozen && !daemon.leaving);
+        daemon && !self.frozen && !self.cut_off
+    }
+}
+
 /// A daemon that runs.
 pub struct Daemon {
     process: &'static Process,
@@ -366,6 +374,13 @@ impl Fleet {
     /// Waits until the operator has nothing more to do.
     pub async fn acts_done(&mut self) {
         while self.acts.join_next().await.is_some() {}
+    }
+
+    /// The names of the files of runs that lie on a node's disk.
+    pub fn run_files_of(&self, node: &Node) -> Vec<String> {
+        let runs = StateFolder::at(node.folder.clone()).runs();
+        let files = fs::read_dir(runs).into_iter().flatten().flatten();
+        files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
     }
 
     /// The files of runs that lie on the disks of the nodes.

@@ -106,6 +106,7 @@ async fn a_run(seed: u64) -> (Vec<Entry>, Duration) {
         lose_request: 0.1,
         lose_reply: 0.1,
         delay: Duration::from_millis(1)..Duration::from_millis(40),
+        ..Faults::default()
     });
     let began = Instant::now();
     let mut clients = tokio::task::JoinSet::new();
