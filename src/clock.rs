@@ -85,19 +85,17 @@ impl Clock {
     /// still with it. Every task that is spawned on behalf of a node is bound, since a task that is not would go on
     /// alone. A release has nothing at these places.
     #[cfg(debug_assertions)]
-    pub fn bind<F: Future>(self, task: F) -> impl Future<Output = F::Output> {
-        async move {
-            let mut task = std::pin::pin!(task);
-            std::future::poll_fn(|cx| {
-                if let Shift::Simulated(process) = self.shift
-                    && process.poll_goes_on(cx).is_pending()
-                {
-                    return std::task::Poll::Pending;
-                }
-                task.as_mut().poll(cx)
-            })
-            .await
-        }
+    pub async fn bind<F: Future>(self, task: F) -> F::Output {
+        let mut task = std::pin::pin!(task);
+        std::future::poll_fn(|cx| {
+            if let Shift::Simulated(process) = self.shift
+                && process.poll_goes_on(cx).is_pending()
+            {
+                return std::task::Poll::Pending;
+            }
+            task.as_mut().poll(cx)
+        })
+        .await
     }
 
     #[cfg(not(debug_assertions))]

@@ -162,6 +162,7 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
             began.elapsed()
         }));
+        tokio::task::yield_now().await;
         process.freeze();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!task.is_finished());

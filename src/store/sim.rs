@@ -51,8 +51,8 @@ struct State {
     cut_off: BTreeSet<String>,
     stopped: bool,
     refusing: bool,
-    /// Until then renewals are answered by a leader that was.
-    stalled_until: Option<Instant>,
+    /// Clients that only reach a former leader.
+    at_former_leader: BTreeSet<String>,
 }
 
 /// What the network does to every call, at random. The default does nothing.
@@ -100,7 +100,7 @@ impl Sim {
             cut_off: BTreeSet::new(),
             stopped: false,
             refusing: false,
-            stalled_until: None,
+            at_former_leader: BTreeSet::new(),
         };
         Sim(Arc::new(World { state: Mutex::new(state), ticks: latest::channel(()).0 }))
     }
@@ -138,7 +138,10 @@ impl Sim {
     }
 
     pub fn heal(&self, client: &str) {
-        self.0.lock().cut_off.remove(client);
+        let mut state = self.0.lock();
+        state.cut_off.remove(client);
+        state.at_former_leader.remove(client);
+        drop(state);
         self.0.tick();
     }
 
@@ -177,9 +180,10 @@ impl Sim {
         self.0.tick();
     }
 
-    /// For so long a stalled former leader answers renewals, also of leases that are gone.
-    pub fn stall(&self, length: Duration) {
-        self.0.lock().stalled_until = Some(Instant::now() + length);
+    /// From now on the client only reaches a former leader that was stalled: it answers renewals, also of leases that are
+    /// gone, and nothing else. Until it is healed.
+    pub fn lead_astray(&self, client: &str) {
+        self.0.lock().at_former_leader.insert(client.to_owned());
     }
 
     /// Forgets what happened up to now.
@@ -245,12 +249,11 @@ impl SimStore {
     }
 
     pub async fn renew(&self, lease: LeaseId) -> Result<Duration, StoreError> {
-        let renewed = self.call(false, move |table| table.renew(lease, Instant::now())).await;
-        let is_stalled = self.world.lock().stalled_until.is_some_and(|until| Instant::now() < until);
-        match renewed {
-            Err(StoreError::LeaseGone) if is_stalled => Ok(super::SHORTEST_LEASE),
-            renewed => renewed,
+        if self.world.lock().at_former_leader.contains(&self.name) {
+            tokio::task::yield_now().await;
+            return Ok(super::SHORTEST_LEASE);
         }
+        self.call(false, move |table| table.renew(lease, Instant::now())).await
     }
 
     pub async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
@@ -365,7 +368,7 @@ impl SimStore {
 
     fn is_unreachable(&self) -> bool {
         let state = self.world.lock();
-        state.stopped || state.cut_off.contains(&self.name)
+        state.stopped || state.cut_off.contains(&self.name) || state.at_former_leader.contains(&self.name)
     }
 
     fn silence(&self, changes: bool) -> StoreError {

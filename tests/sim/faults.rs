@@ -1,11 +1,11 @@
 //! What goes wrong in a simulated fleet, when, and for how long.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use fleetcron::store::keys;
-use fleetcron::store::sim::Faults;
+use fleetcron::store::sim::{Fault, Faults};
 use rand::RngExt;
 
 use crate::fleet::Fleet;
@@ -35,6 +35,16 @@ pub enum Kind {
     Drained,
     GuardKilled,
     StormOfLosses,
+    /// The daemon is killed while requests of it are on their way, and started again before they arrive.
+    KilledBeforeItsRequests,
+    /// The lease goes, and nothing is heard of the node.
+    LostAndCutOff,
+    /// The lease goes, and the node goes on renewing it with a leader that was.
+    LedAstray,
+    /// The daemon is told to stop, and cannot tell the store.
+    StoppedInSilence,
+    /// The daemon stops in order, and the next one is killed as soon as it has begun.
+    KilledAtItsStart,
 }
 
 impl Kind {
@@ -71,6 +81,11 @@ const WEIGHTS: &[(Kind, u32, u32)] = &[
     (Kind::Drained, 4, 0),
     (Kind::GuardKilled, 5, 0),
     (Kind::StormOfLosses, 6, 10),
+    (Kind::KilledBeforeItsRequests, 6, 4),
+    (Kind::LostAndCutOff, 5, 20),
+    (Kind::LedAstray, 5, 10),
+    (Kind::StoppedInSilence, 5, 4),
+    (Kind::KilledAtItsStart, 5, 4),
 ];
 
 /// Which faults there are.
@@ -93,6 +108,7 @@ pub enum End {
     JobBack(usize),
     LetGo(String),
     Calm,
+    Kill(usize),
 }
 
 /// The faults of one seed.
@@ -100,12 +116,14 @@ pub struct Weather {
     mix: Mix,
     ends: Vec<(Duration, u64, End)>,
     next_number: u64,
+    /// Nodes whose next daemon is killed as soon as it has begun.
+    doomed: BTreeSet<usize>,
     pub count: BTreeMap<Kind, u64>,
 }
 
 impl Weather {
     pub fn new(mix: Mix) -> Weather {
-        Weather { mix, ends: Vec::new(), next_number: 0, count: BTreeMap::new() }
+        Weather { mix, ends: Vec::new(), next_number: 0, doomed: BTreeSet::new(), count: BTreeMap::new() }
     }
 
     /// Calls are lost and late a little at all times.
@@ -166,10 +184,12 @@ impl Weather {
     /// Ends everything at once: from here on nothing goes wrong any more.
     pub fn end_all(&mut self, fleet: &mut Fleet) {
         let mut all = std::mem::take(&mut self.ends);
+        all.retain(|(_, _, end)| !matches!(end, End::Kill(_)));
         all.sort_by_key(|(at, number, _)| (*at, *number));
         for (_, _, end) in all {
             self.bring_back(fleet, end);
         }
+        self.doomed.clear();
         // What the ends have put off: a start after a boot.
         self.end(fleet, Duration::MAX);
         fleet.sim.set_faults(Faults { delay: millis(1)..millis(20), ..Faults::default() });
@@ -191,10 +211,14 @@ impl Weather {
             }
             End::Start(node) => {
                 let there = &fleet.nodes[node];
-                if there.frozen {
+                if there.frozen || there.killed_at == fleet.truth.story().now() {
                     self.ends_in(fleet, millis(1_000), End::Start(node));
                 } else if there.host.is_some() && there.daemon.is_none() {
                     fleet.start(node);
+                    if self.doomed.remove(&node) {
+                        let soon = millis(fleet.random.random_range(20..5_000));
+                        self.ends_in(fleet, soon, End::Kill(node));
+                    }
                 }
             }
             End::GoOn => {
@@ -208,6 +232,12 @@ impl Weather {
             }
             End::LetGo(key) => fleet.let_go(key),
             End::Calm => fleet.sim.set_faults(self.breeze()),
+            End::Kill(node) => {
+                if fleet.nodes[node].daemon.is_some() {
+                    fleet.crash(node);
+                    self.restart(fleet, node);
+                }
+            }
         }
     }
 
@@ -264,10 +294,6 @@ impl Weather {
             Kind::AllLeasesGone => {
                 fleet.say("st", "all leases are gone");
                 fleet.sim.revoke_all();
-                // Who revokes them is a leader that was stalled; the one before may go on answering renewals.
-                if fleet.random.random_range(0..2) == 0 {
-                    fleet.sim.stall(length.min(millis(8_000)));
-                }
             }
             Kind::OneLeaseGone => {
                 let key = keys::node(&fleet.nodes[node].name);
@@ -362,7 +388,48 @@ impl Weather {
                 fleet.sim.set_faults(self.storm());
                 self.ends_in(fleet, length.max(millis(5_000)), End::Calm);
             }
+            Kind::KilledBeforeItsRequests if is_up => {
+                for _ in 0..6 {
+                    let late = millis(fleet.random.random_range(500..8_000));
+                    fleet.sim.at_next_change(fleet.nodes[node].name.as_str(), Fault::Delay(late));
+                }
+                let soon = millis(fleet.random.random_range(10..4_000));
+                fleet.say(fleet.nodes[node].name.as_str(), "its next requests are late");
+                self.ends_in(fleet, soon, End::Kill(node));
+                self.ends_in(fleet, soon + millis(300), End::Start(node));
+            }
+            Kind::LostAndCutOff | Kind::LedAstray => {
+                let key = keys::node(&fleet.nodes[node].name);
+                let entries = fleet.sim.dump();
+                let lease = entries.iter().find(|entry| entry.key == key).and_then(|entry| entry.lease);
+                let Some(lease) = lease.filter(|_| !fleet.nodes[node].cut_off) else { return false };
+                fleet.cut_off(node);
+                if kind == Kind::LedAstray {
+                    fleet.say("st", format!("a former leader answers n{node}"));
+                    fleet.sim.heal(fleet.nodes[node].name.as_str());
+                    fleet.sim.lead_astray(fleet.nodes[node].name.as_str());
+                }
+                fleet.say("st", format!("the lease of n{node} is gone"));
+                fleet.sim.revoke(lease);
+                self.ends_in(fleet, length.max(millis(10_000)), End::Heal(node));
+            }
+            Kind::StoppedInSilence if is_up && !fleet.nodes[node].cut_off => {
+                fleet.cut_off(node);
+                fleet.stop(node);
+                let soon = millis(fleet.random.random_range(100..8_000));
+                self.ends_in(fleet, soon, End::Kill(node));
+                self.ends_in(fleet, length.max(soon + millis(10)), End::Heal(node));
+            }
+            Kind::KilledAtItsStart if is_up => {
+                fleet.stop(node);
+                self.doomed.insert(node);
+                fleet.sim.set_faults(self.storm());
+                self.ends_in(fleet, millis(30_000), End::Calm);
+            }
             Kind::DaemonKilled
+            | Kind::KilledBeforeItsRequests
+            | Kind::StoppedInSilence
+            | Kind::KilledAtItsStart
             | Kind::DaemonStopped
             | Kind::PowerFails
             | Kind::Reimaged

@@ -41,6 +41,8 @@ pub struct Fleet {
     /// What the operator is at. He waits for nobody.
     acts: JoinSet<()>,
     operator: Store,
+    /// Of each node. Few, so that fires wait for one, or more than are ever needed.
+    slots: u32,
     _folder: tempfile::TempDir,
 }
 
@@ -57,6 +59,16 @@ pub struct Node {
     pub daemon: Option<Daemon>,
     pub cut_off: bool,
     pub frozen: bool,
+    /// When its daemon was last killed: what that one owned goes a moment later.
+    pub killed_at: Duration,
+}
+
+impl Node {
+    /// Whether nothing keeps it from its work at the moment.
+    pub fn works(&self) -> bool {
+        let daemon = self.daemon.as_ref().is_some_and(|daemon| !daemon.frozen && !daemon.leaving);
+        daemon && !self.frozen && !self.cut_off
+    }
 }
 
 /// A daemon that runs.
@@ -91,12 +103,14 @@ impl Fleet {
             daemon: None,
             cut_off: false,
             frozen: false,
+            killed_at: Duration::ZERO,
         };
         let nodes = (0..nodes).map(node).collect();
         let random = StdRng::seed_from_u64(seed);
         let operator = sim.client("operator");
         let jobs = jobs::at_first();
-        Fleet { sim, truth, nodes, jobs, random, acts: JoinSet::new(), operator, _folder: folder }
+        let slots = [2, 3, 16, 16][(seed / 3 % 4) as usize];
+        Fleet { sim, truth, nodes, jobs, random, acts: JoinSet::new(), operator, slots, _folder: folder }
     }
 
     /// The true time, as a clock that is right shows it.
@@ -158,7 +172,7 @@ impl Fleet {
             access: Access::default(),
             node: node.name.clone(),
             labels: BTreeMap::new(),
-            slots: 16,
+            slots: self.slots,
             state: node.folder.clone(),
             jobs: Vec::new(),
             stop_hold: STOP_HOLD,
@@ -182,8 +196,10 @@ impl Fleet {
 
     /// As `kill -9` does to a daemon.
     pub fn crash(&mut self, number: usize) {
+        let now = self.truth.story().now();
         let node = &mut self.nodes[number];
         let Some(daemon) = node.daemon.take() else { return };
+        node.killed_at = now;
         daemon.process.end();
         daemon.task.abort();
         self.truth.say(&format!("n{number}"), "the daemon is killed");
@@ -361,6 +377,13 @@ impl Fleet {
     /// Waits until the operator has nothing more to do.
     pub async fn acts_done(&mut self) {
         while self.acts.join_next().await.is_some() {}
+    }
+
+    /// The names of the files of runs that lie on a node's disk.
+    pub fn run_files_of(&self, node: &Node) -> Vec<String> {
+        let runs = StateFolder::at(node.folder.clone()).runs();
+        let files = fs::read_dir(runs).into_iter().flatten().flatten();
+        files.map(|file| file.file_name().to_string_lossy().into_owned()).collect()
     }
 
     /// The files of runs that lie on the disks of the nodes.

@@ -1,10 +1,13 @@
 //! One seed: a fleet, half an hour of faults, a calm, and the promises checked.
 
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use fleetcron::guard::FolderName;
 use fleetcron::store::keys;
 use fleetcron::store::sim::Counts;
+use fleetcron::store::values::{self, Lock, LockState, Presence};
 use rand::RngExt;
 use tokio::time::sleep;
 
@@ -122,6 +125,7 @@ async fn seed_of(seed: u64, mix: Mix) -> Came {
 async fn stormy(fleet: &mut Fleet, weather: &mut Weather, violations: &mut Vec<Violation>) {
     let mut next_fault = Duration::from_secs(10);
     let mut next_ask = Duration::from_secs(20);
+    let (mut next_look, mut unaware) = (LOOK_AT_LOCKS_EVERY, Unaware::default());
     loop {
         let now = fleet.truth.story().now();
         let is_enough = fleet.truth.story().runs.len() >= ENOUGH_STARTS;
@@ -140,9 +144,63 @@ async fn stormy(fleet: &mut Fleet, weather: &mut Weather, violations: &mut Vec<V
             next_ask = now + millis(fleet.random.random_range(5_000..60_000));
         }
         watch_daemons(fleet, weather, violations).await;
+        if now >= next_look {
+            next_look = now + LOOK_AT_LOCKS_EVERY;
+            violations.extend(unaware.look(fleet, now));
+        }
         let mut until = next_fault.min(next_ask).min(now + Duration::from_secs(1));
         until = weather.next_end().map_or(until, |end| until.min(end));
         sleep(until.saturating_sub(now).max(millis(1))).await;
+    }
+}
+
+/// Locks of nodes that work and seem to know nothing of them: nobody else would ever see to those.
+#[derive(Default)]
+struct Unaware {
+    /// By key and revision.
+    since: BTreeMap<(String, i64), Duration>,
+}
+
+const LOOK_AT_LOCKS_EVERY: Duration = Duration::from_secs(10);
+/// How long a claim may take to be started, with all that can be in its way.
+const LONGEST_WAY: Duration = Duration::from_secs(180);
+
+impl Unaware {
+    fn look(&mut self, fleet: &Fleet, now: Duration) -> Vec<Violation> {
+        let files: BTreeSet<String> = fleet
+            .nodes
+            .iter()
+            .flat_map(|node| {
+                fleet.run_files_of(node).into_iter().map(move |file| format!("{}:{file}", node.name))
+            })
+            .collect();
+        let store = fleet.sim.dump();
+        let lives = |lock: &Lock| {
+            let presence = store.iter().find(|entry| entry.key == keys::node(&lock.node));
+            let presence =
+                presence.and_then(|entry| values::decode::<Presence>(&entry.key, &entry.value).ok());
+            presence.is_some_and(|presence| presence.node_start == lock.node_start)
+        };
+        let mut there = BTreeMap::new();
+        for entry in store.iter().filter(|entry| entry.key.starts_with("locks/")) {
+            let lock = values::decode::<Lock>(&entry.key, &entry.value);
+            let (Some(fire), Ok(lock)) = (keys::fire_of(&entry.key), lock) else { continue };
+            if !lives(&lock) {
+                continue;
+            }
+            let name = FolderName { fire, attempt: lock.attempt };
+            let holder = fleet.nodes.iter().find(|node| node.name == lock.node);
+            let works = holder.is_some_and(|node| node.works());
+            if works && lock.state == LockState::Held && !files.contains(&format!("{}:{name}.run", lock.node))
+            {
+                let key = (entry.key.clone(), entry.mod_revision.0);
+                let since = self.since.get(&key).copied().unwrap_or(now);
+                there.insert(key, since);
+            }
+        }
+        self.since = there;
+        let long = self.since.iter().filter(|(_, since)| now - **since >= LONGEST_WAY);
+        long.map(|((key, _), _)| format!("{key} is not seen to by its holder")).collect()
     }
 }
 

@@ -362,6 +362,10 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
         "the same: it is all that the call waits for",
     ),
     ("keep_late(store, &record).await?;", "begins with late.look"),
+    ("lock.hold = now_of_job(store, &found.fire).await?.or(lock.hold);", "only a mutant does it"),
+    ("let entry = store.get(&keys::job(&fire.job)).await?;", "the same"),
+    ("self.lower(self.hold().unwrap_or_default()).await;", "the same"),
+    ("guard.keep(contact(self.standing.in_touch(), longer)).await;", "the same"),
     (
         "LockState::Held => see_to(place, standing, found, &mut orders).await?,",
         "its ways begin with back.connect or back.close",
