@@ -23,7 +23,7 @@ use crate::record::{Record, Span, Writer};
 use crate::schedule::Timestamp;
 use crate::store::values::{self, Definition, Former, Status};
 use crate::store::{
-    Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
+    Compare, Entry, MOST_OPS, Op, Order, PageSpec, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
 
 pub use self::prune::{prune, prune_rest};
@@ -229,9 +229,10 @@ fn record(ward: &Ward, me: &Me, stretch: &Stretch, now: Timestamp) -> Record {
 /// A floor that is further ahead of the clock than this was moved by a clock that was wrong.
 const AHEAD: TimeDelta = TimeDelta::hours(1);
 
-/// Puts a floor back that a wrong clock has moved into a time to come: else nothing would be due before that.
+/// Puts a floor back that a wrong clock has moved into a time to come: else nothing would be due before that. What the
+/// same clock has said of fires that nobody ran, and that are still to come, is taken back.
 ///
-/// What has a record or a lock stays decided by that.
+/// What has a lock, or a record of a run, stays decided by that.
 async fn lower_floor(
     together: &Together,
     ward: &Ward,
@@ -243,14 +244,48 @@ async fn lower_floor(
           "all up to an instant to come is marked as decided, by a clock that was ahead; the mark is put back to now");
     let key = keys::floor(&ward.job, &ward.lane);
     let lower = FireId::scheduled(now);
+    let newest = PageSpec { order: Order::Descending, limit: Some(NEWEST), ..PageSpec::default() };
+    fail_point!("warden.ahead");
+    let scheduled = keys::records_between(&ward.job, &ward.lane, Timestamp::UNIX_EPOCH, floor);
+    let page = together.store().page(scheduled, newest).await?;
+    let (mut compare, mut then) = (Vec::new(), Vec::new());
+    for entry in &page.entries {
+        let Some(op) = taken_back(entry, ward, lower.instant()) else { continue };
+        compare.push(Compare::mod_revision(entry.key.as_str(), entry.mod_revision));
+        then.push(op);
+    }
     // Safe when two do it at once: the floor is at the revision read for one of them only.
-    let txn = Txn::when([Compare::mod_revision(key.as_str(), revision)]);
+    compare.push(Compare::mod_revision(key.as_str(), revision));
+    then.push(Op::put(key, lower.to_string()));
     fail_point!("warden.lower");
-    let reply = together.txn([ward.job.as_str()], txn.then([Op::put(key, lower.to_string())])).await?;
+    let reply = together.txn([ward.job.as_str()], Txn::when(compare).then(then)).await?;
     Ok(match reply.succeeded {
         true => Settled::Upto { floor: lower.instant(), open: None, more: true, passed: 0 },
         false => Settled::Overtaken,
     })
+}
+
+/// So many of the newest records are looked through for what is to be taken back.
+const NEWEST: usize = 50;
+const _: () = assert!(NEWEST < MOST_OPS);
+
+/// What becomes of a record that speaks of fires to come that nobody ran: it goes, or ends now.
+fn taken_back(entry: &Entry, ward: &Ward, now: Timestamp) -> Option<Op> {
+    let record = values::decode_record(keys::fire_of(&entry.key)?, &entry.key, &entry.value).ok()?;
+    let first = record.fire.scheduled_at();
+    let last = record.span.map_or(first, |span| span.last);
+    if record.run.is_some() || last <= now {
+        return None;
+    }
+    if first > now {
+        return Some(Op::delete(entry.key.as_str()));
+    }
+    // By the definition in force: of a former one nothing is due after now.
+    let schedule = ward.planned.as_ref().map(|planned| &planned.job.schedule);
+    let before = first - TimeDelta::seconds(1);
+    let count = schedule.map_or(1, |schedule| schedule.count(before, now)).max(1);
+    let span = (count > 1).then_some(Span { last: now, count });
+    Some(Op::put(entry.key.as_str(), values::encode_record(&Record { span, ..record })))
 }
 
 /// A floor from now on, where there is none: of a lane that is new, or somebody has taken it out.

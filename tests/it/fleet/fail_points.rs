@@ -178,6 +178,7 @@ const DRIVES: &[Drive] = &[
     drive("warden.look", Scheduled, &[], &[]),
     drive("warden.settle", Scheduled, &[], &[]),
     drive("warden.floor", WithoutFloor, &[], &[]),
+    drive("warden.ahead", WithFloorAhead, &[], &[]),
     drive("warden.lower", WithFloorAhead, &[], &[]),
     drive("warden.former", DefinedAnew, &[], &[]),
     drive("warden.lane", OnEveryNode, &[], &[]),
