@@ -174,7 +174,9 @@ pub async fn settle(
         is_runnable: ward.is_runnable,
     });
     let floor_key = keys::floor(&ward.job, &ward.lane);
-    let is_closed = ward.planned.is_none() && cover.open.is_none() && dues.next_after(cover.floor).is_none();
+    let nothing_left = cover.open.is_none() && dues.next_after(cover.floor).is_none();
+    // A floor that a clock has moved ahead stays for its time: a job of this name may come again before that.
+    let is_closed = ward.planned.is_none() && nothing_left && cover.floor <= now;
     let passed = seen.decided.range(floor..=cover.floor).count() + cover.stretches.len();
     let more = seen.is_cut || cover.stretches.len() == MOST_STRETCHES;
     if cover.floor == floor && cover.stretches.is_empty() && !is_closed {
