@@ -77,7 +77,7 @@ impl Play {
     fn begin(folder: PathBuf, seed: u32, length: Duration) -> Play {
         let world = World::make(folder.clone());
         make_for_all(&folder.join("history"), "");
-        make_for_all(&folder.join("environment"), "WORD=secret\n");
+        fs::write(folder.join("environment"), "WORD=secret\n").expect("a file");
         fs::write(folder.join("command.sh"), jobs::COMMAND).expect("a file");
         let steps = plan::plan(seed, length);
         let log = File::create(folder.join("faults.log")).expect("a log");
