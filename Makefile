@@ -4,7 +4,7 @@ CARGO ?= cargo
 DATA ?= .fleetcron
 SEEDS ?= 2000
 
-.PHONY: run test test-long sim mutants bench check setup-build setup-test
+.PHONY: run test test-long sim mutants chaos bench check setup-build setup-test setup-chaos
 
 # A node on jobs.example.toml with the SQLite store. Its data stay in .fleetcron, so the next run goes on with them.
 run: setup-build
@@ -17,8 +17,13 @@ test: setup-build setup-test
 	$(SIMULATION) no_promise the_same
 
 # The same tests with more rounds, longer storms and wider searches: the better part of an hour.
-test-long: setup-build setup-test
+test-long: setup-build setup-test setup-chaos
 	FLEETCRON_TEST_LONG=1 $(CARGO) test
+	CHAOS_SECONDS=120 $(CARGO) test --test chaos
+
+# A real fleet in namespaces of its own, ill-treated for CHAOS_SECONDS (half an hour) with the faults of CHAOS_SEED.
+chaos: setup-build setup-test setup-chaos
+	FLEETCRON_CHAOS_MUST=1 $(CARGO) test --test chaos
 
 # Fleets in simulated time, in which everything goes wrong, on all cores: `make sim SEEDS=2000`. `make sim SEED=7` tells
 # the story of one.
@@ -48,3 +53,6 @@ setup-build:
 setup-test:
 	@tests/setup-etcd
 	@tests/setup-databases
+
+setup-chaos:
+	@tests/setup-chaos

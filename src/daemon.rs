@@ -282,6 +282,9 @@ struct Daemon {
 /// How far apart the clocks of two nodes may be without a word.
 const FROM_THE_FUTURE: TimeDelta = TimeDelta::minutes(1);
 
+/// What is due and cannot be dealt with must not keep the loop from all else.
+const SHORTEST_SLEEP: Duration = Duration::from_millis(1);
+
 /// What is due while the store is away is looked at again after this.
 const LOOK_FOR_STORE_EVERY: Duration = Duration::from_millis(250);
 
@@ -497,12 +500,13 @@ impl Daemon {
         let by_clock = [
             self.planner.next_due(),
             self.held_back.next_end(clock.now()),
-            self.wards.next(),
+            // Who knows of no node, not even of this one, settles nothing.
+            self.wards.next().filter(|_| self.fleet.up_since().is_some()),
             self.next_retry(),
         ];
         let by_boot = self.looks.next().map(|at| at.saturating_sub(clock.since_boot()));
         let all = by_clock.into_iter().flatten().map(|at| clock.until(at)).chain(by_boot);
-        all.fold(longest, Duration::min)
+        all.fold(longest, Duration::min).max(SHORTEST_SLEEP)
     }
 
     fn hear_news(&mut self, news: News) {

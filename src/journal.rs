@@ -2,18 +2,20 @@
 //!
 //! It lies in the state folder, a file for each day, and goes by age. It is there to be held against the records: see
 //! [`crate::audit`]. Nothing the node does ever hangs on it. A run has its line before its run file goes, so what is in
-//! no line is in a run file; after a crash a line may be there twice, and readers drop the second one. Lines are not
-//! synced: when the machine goes down, the last of them may be lost.
+//! no line is in a run file, also while the disk is full; after a crash a line may be there twice, and readers drop the
+//! second one. Lines are not synced: when the machine goes down, the last of them may be lost.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use chrono::{Days, NaiveDate};
 use serde::{Deserialize, Serialize};
 
+use crate::fail_point;
 use crate::fire::{Fire, FireId, Lane};
 use crate::guard::folder::Notes;
 use crate::guard::{FolderName, RunFolder};
@@ -32,6 +34,15 @@ const KEEP: Days = Days::new(30);
 #[derive(Debug, Clone)]
 pub struct Journal {
     folder: PathBuf,
+    /// Runs whose line could not be written yet; their run files stay until it is. Who writes has the lock.
+    late: Arc<Mutex<Vec<Late>>>,
+}
+
+#[derive(Debug)]
+struct Late {
+    node: NodeName,
+    name: FolderName,
+    run: RunFolder,
 }
 
 /// One line.
@@ -113,18 +124,41 @@ pub struct Told {
 
 impl Journal {
     pub fn at(folder: PathBuf) -> Journal {
-        Journal { folder }
+        Journal { folder, late: Arc::default() }
     }
 
-    /// Writes down what the files of a run tell, if it was ever started. To be done before they go.
-    pub fn note(
+    /// Writes down what the files of a run tell, if it was ever started, and removes the run file.
+    ///
+    /// Errors: the line could not be written, and the run file is still there. It goes with one of the next, or at the
+    /// node's next start.
+    pub fn take_up(
         &self,
         node: &NodeName,
         name: &FolderName,
         run: &RunFolder,
         now: Timestamp,
     ) -> io::Result<()> {
-        let Some(entry) = entry_of(node, name, run.notes()?) else { return Ok(()) };
+        let mut late = self.late.lock().expect("nothing panics while it holds this");
+        if let Err(error) = self.note(node, name, run, now) {
+            late.push(Late { node: node.clone(), name: name.clone(), run: run.clone() });
+            return Err(error);
+        }
+        fail_point!("run.clear");
+        run.remove()?;
+        late.retain(|late| {
+            let noted = self.note(&late.node, &late.name, &late.run, now);
+            noted.and_then(|()| late.run.remove()).is_err()
+        });
+        Ok(())
+    }
+
+    fn note(&self, node: &NodeName, name: &FolderName, run: &RunFolder, now: Timestamp) -> io::Result<()> {
+        let notes = match run.notes() {
+            // What is gone has its line.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            notes => notes?,
+        };
+        let Some(entry) = entry_of(node, name, notes) else { return Ok(()) };
         let mut line = serde_json::to_vec(&Line::from(entry))?;
         line.push(b'\n');
         let path = self.folder.join(format!("{}{SUFFIX}", now.date_naive()));
@@ -133,8 +167,11 @@ impl Journal {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
             open()
         })?;
-        // In one piece, so that no two lines mix.
-        file.write_all(&line)
+        let end = file.metadata()?.len();
+        file.write_all(&line).inspect_err(|_| {
+            // A part of a line would spoil the next one as well.
+            let _ = file.set_len(end);
+        })
     }
 
     /// Removes the days that are too old. Returns how many.
@@ -333,6 +370,20 @@ mod tests {
         let journal = Journal::at(dir.path().join("journal"));
         journal.note(&node(), &name, &run, at("2026-11-30T02:00:10Z")).unwrap();
         assert!(journal.read(&node(), dir.path()).unwrap().entries.is_empty());
+    }
+
+    #[test]
+    fn a_run_whose_line_cannot_be_written_keeps_its_run_file_until_it_can() {
+        let (dir, name, run) = a_run(NAME, true, true);
+        let (journal, now) = (Journal::at(dir.path().join("journal")), at("2026-11-30T02:00:10Z"));
+        fs::write(dir.path().join("journal"), "in the way").unwrap();
+        journal.take_up(&node(), &name, &run, now).unwrap_err();
+        assert!(run.is_there());
+        fs::remove_file(dir.path().join("journal")).unwrap();
+        let (_other_dir, other_name, other) = a_run("other,-,20261130T020000Z,1", true, true);
+        journal.take_up(&node(), &other_name, &other, now).unwrap();
+        assert!(!other.is_there() && !run.is_there());
+        assert_eq!(journal.read(&node(), dir.path()).unwrap().entries.len(), 2);
     }
 
     #[test]

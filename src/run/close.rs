@@ -182,12 +182,7 @@ pub(super) fn clear(place: &Place, me: &Me, folder: &RunFolder, name: &FolderNam
             keep()
         })?;
     }
-    if let Err(error) = place.journal.note(&me.name, name, folder, place.clock.now()) {
-        // A full disk must not keep the files here.
-        warn!(job = %name.fire.job, fire = %name.fire.id, %error, "a run is missing from the node's journal");
-    }
-    fail_point!("run.clear");
-    folder.remove()
+    place.journal.take_up(&me.name, name, folder, place.clock.now())
 }
 
 /// Sees to the files of a run whose fire has no lock of this node: its record is written, its claim never was made, or

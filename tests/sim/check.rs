@@ -23,8 +23,9 @@ pub type Violation = String;
 /// Two commands that both ran for less than this did so within the rounding of the simulated timers.
 const ROUNDING: Duration = Duration::from_millis(3);
 
-/// All of them.
-pub fn check(runs: &[Run], store: &[Entry], now: Timestamp) -> Vec<Violation> {
+/// All of them. `was_ahead`: a clock was ahead of the true time by more than clocks may differ. Such a node, alone with
+/// the store, settles times that are still to come, so what is due by a definition of a later time may have no record.
+pub fn check(runs: &[Run], store: &[Entry], now: Timestamp, was_ahead: bool) -> Vec<Violation> {
     let mut found = Vec::new();
     each_attempt_starts_once(runs, &mut found);
     at_most_once_starts_once(runs, &mut found);
@@ -33,7 +34,9 @@ pub fn check(runs: &[Run], store: &[Entry], now: Timestamp) -> Vec<Violation> {
     every_start_has_its_record(runs, store, &mut found);
     no_result_is_lost(runs, store, &mut found);
     records_stay(store, &mut found);
-    every_due_fire_is_covered(store, now, &mut found);
+    if !was_ahead {
+        every_due_fire_is_covered(store, now, &mut found);
+    }
     nothing_is_left(store, &mut found);
     found
 }

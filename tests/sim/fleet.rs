@@ -43,6 +43,10 @@ pub struct Fleet {
     operator: Store,
     /// Of each node. Few, so that fires wait for one, or more than are ever needed.
     slots: u32,
+    /// Whether clocks may be further ahead of the true time than nodes let pass.
+    may_be_ahead: bool,
+    /// One was.
+    pub was_ahead: bool,
     _folder: tempfile::TempDir,
 }
 
@@ -110,7 +114,19 @@ impl Fleet {
         let operator = sim.client("operator");
         let jobs = jobs::at_first();
         let slots = [2, 3, 16, 16][(seed / 3 % 4) as usize];
-        Fleet { sim, truth, nodes, jobs, random, acts: JoinSet::new(), operator, slots, _folder: folder }
+        Fleet {
+            sim,
+            truth,
+            nodes,
+            jobs,
+            random,
+            acts: JoinSet::new(),
+            operator,
+            slots,
+            may_be_ahead: seed % 2 == 0,
+            was_ahead: false,
+            _folder: folder,
+        }
     }
 
     /// The true time, as a clock that is right shows it.
@@ -299,7 +315,13 @@ impl Fleet {
     }
 
     pub fn step_clock(&mut self, number: usize, by: TimeDelta) {
+        let ahead = self.nodes[number].machine.wall() + by - self.now();
+        let by = match self.may_be_ahead {
+            true => by,
+            false => by - (ahead - LET_PASS).max(TimeDelta::zero()),
+        };
         self.nodes[number].machine.step(by);
+        self.was_ahead |= self.nodes[number].machine.wall() - self.now() > LET_PASS + TimeDelta::seconds(1);
         self.truth.say(&format!("n{number}"), format!("its clock is set by {} s", by.num_seconds()));
     }
 
@@ -400,6 +422,9 @@ impl Fleet {
         Ulid::from_parts(millis, self.random.random())
     }
 }
+
+/// A clock may differ by so much from others without a word.
+const LET_PASS: TimeDelta = TimeDelta::seconds(4);
 
 pub fn at_first() -> Timestamp {
     "2026-11-30T02:00:00Z".parse().expect("an instant")

@@ -270,7 +270,7 @@ async fn calm(fleet: &mut Fleet, weather: &mut Weather, violations: &mut Vec<Vio
 fn judge(seed: u64, fleet: Fleet, weather: Weather, mut violations: Vec<Violation>) -> Came {
     let there = fleet.sim.dump();
     let mut story = fleet.truth.story();
-    violations.extend(check::check(&story.runs, &there, at_first() + story.now()));
+    violations.extend(check::check(&story.runs, &there, at_first() + story.now(), fleet.was_ahead));
     violations.extend(PANICS.take().into_iter().map(|panic| format!("a task panicked: {panic}")));
     for entry in there.iter().filter(|entry| is_told(&entry.key)) {
         story.also((&entry.key, &entry.value, entry.create_revision.0, entry.mod_revision.0));

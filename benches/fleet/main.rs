@@ -1,11 +1,16 @@
-//! What the whole costs: guards, fires, claims, syncs and an idle daemon, each beside a bare loop in the same run.
+//! What the whole costs: guards, fires, claims, syncs, take-overs and idle daemons, each beside a bare loop in the same run.
 //!
 //! `cargo bench --bench fleet`, or with the names of some of its parts: `cargo bench --bench fleet -- guards fired`. On a
 //! busy machine only the ratios mean much; medians are quoted.
 
-#[path = "../tests/it/etcd.rs"]
+#[path = "../../tests/it/etcd.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod etcd;
+
+mod crowd;
+mod nodes;
+mod requests;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -41,10 +46,13 @@ fn main() {
     runtime.block_on(async {
         let asked: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
         let wanted = |part: &str| asked.is_empty() || asked.iter().any(|word| word == part);
-        if wanted("guards") || wanted("fired") {
+        if ["guards", "fired", "thousand"].into_iter().any(wanted) {
             let floor = guards().await;
             if wanted("fired") {
                 fired(floor).await;
+            }
+            if wanted("thousand") {
+                crowd::thousand(floor).await;
             }
         }
         if wanted("start") {
@@ -61,6 +69,21 @@ fn main() {
         }
         if wanted("idle") {
             idle().await;
+        }
+        if wanted("takeover") {
+            takeover::takeover().await;
+        }
+        if wanted("drained") {
+            takeover::drained().await;
+        }
+        if wanted("requests") {
+            requests::requests().await;
+        }
+        if wanted("late") {
+            crowd::late().await;
+        }
+        if wanted("jobs") {
+            crowd::many_jobs().await;
         }
     });
 }
@@ -469,12 +492,8 @@ impl Daemon {
         }
     }
 
-    fn proc(&self, file: &str) -> String {
-        std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).expect("the daemon lives")
-    }
-
     fn resident_mb(&self) -> f64 {
-        mb_of(&self.proc("status"), "VmRSS:")
+        mb_of(&proc(&self.child, "status"), "VmRSS:")
     }
 
     fn guards(&self) -> Vec<i32> {
@@ -482,13 +501,21 @@ impl Daemon {
         children(self.child.id() as i32).into_iter().flat_map(children).collect()
     }
 
-    /// Seconds of CPU time so far.
     fn cpu(&self) -> f64 {
-        let stat = self.proc("stat");
-        let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_ascii_whitespace().collect();
-        let ticks: f64 = [11, 12].iter().map(|&at| fields[at].parse::<f64>().expect("a number")).sum();
-        ticks / 100.0
+        cpu(&self.child)
     }
+}
+
+fn proc(child: &std::process::Child, file: &str) -> String {
+    std::fs::read_to_string(format!("/proc/{}/{file}", child.id())).expect("the daemon lives")
+}
+
+/// Seconds of CPU time so far.
+fn cpu(child: &std::process::Child) -> f64 {
+    let stat = proc(child, "stat");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_ascii_whitespace().collect();
+    let ticks: f64 = [11, 12].iter().map(|&at| fields[at].parse::<f64>().expect("a number")).sum();
+    ticks / 100.0
 }
 
 impl Drop for Daemon {
