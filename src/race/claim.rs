@@ -605,7 +605,9 @@ pub enum Begun {
     Claimed(Box<Claim>),
     /// The fire is to be cancelled, for this reason.
     Cancelled(String),
-    /// The lock is no longer as it was found, or this node is drained.
+    /// This node is drained: it is there when the node is undrained, if nobody else wants it.
+    Drained,
+    /// The lock is no longer as it was found.
     Left,
 }
 
@@ -673,7 +675,7 @@ pub async fn begin_again(
                 }
                 Some(entry) if entry.mod_revision == found.revision && !reply.got(1).is_empty() => {
                     debug!(job = %found.fire.job, fire = %found.fire.id, "not begun again: this node is drained");
-                    return Ok(Begun::Left);
+                    return Ok(Begun::Drained);
                 }
                 Some(entry) if entry.mod_revision == found.revision => {
                     // As it was, so it is the registration that moved.

@@ -162,6 +162,7 @@ pub(super) async fn begin(
             fail_point!("again.begin");
             match race::begin_again(&place.store, standing, &place.clock, &found, hold).await? {
                 Begun::Claimed(claim) => return Ok(Next::Claimed(*claim)),
+                Begun::Drained => return Ok(Next::Waits(found)),
                 Begun::Left => return Ok(Next::Left),
                 Begun::Cancelled(reason) => (Outcome::Cancelled, reason),
             }
