@@ -45,7 +45,7 @@ pub async fn late() {
     const JOBS: usize = 100;
     const SECONDS: i64 = 15;
     let mut bare = Vec::new();
-    for second in 1..=SECONDS {
+    for _ in 0..SECONDS {
         let at = next(1);
         sleep_until(at).await;
         let mut children = Vec::new();
@@ -61,7 +61,6 @@ pub async fn late() {
         for mut child in children {
             child.wait().await.expect("sh ends");
         }
-        assert!(second <= SECONDS);
     }
     let fleet = Fleet::start(1, 128).await;
     fleet.sync(&crate::job_texts(JOBS, "schedule = '@every 1s'\ncommand = 'true'")).await;

@@ -12,7 +12,7 @@ use fleetcron::job::SourceName;
 use fleetcron::record::Record;
 use fleetcron::schedule::Timestamp;
 use fleetcron::store::values::{self, Request};
-use fleetcron::store::{KeyRange, Op, Store, Txn, keys};
+use fleetcron::store::{Op, Store, Txn, keys};
 use fleetcron::sync::{self, Wanted};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -111,8 +111,7 @@ impl Fleet {
 
     /// Forgets all records, so that the next figure does not pay for them.
     pub async fn forget_records(&self) {
-        let range = KeyRange::from(keys::records());
-        for entries in self.store.list(range).await.expect("records").entries.chunks(128) {
+        for entries in self.store.list(keys::records()).await.expect("records").entries.chunks(128) {
             let deletes = entries.iter().map(|entry| Op::delete(entry.key.as_str()));
             self.store.txn(Txn::new().then(deletes)).await.expect("etcd answers");
         }
@@ -146,7 +145,6 @@ pub fn lateness(record: &Record) -> Option<f64> {
     Some((started - record.fire.scheduled_at()).as_seconds_f64())
 }
 
-/// Waits for the next whole minute's fraction: until `at`.
 pub async fn sleep_until(at: Timestamp) {
     let left = at - Clock::system().now();
     tokio::time::sleep(left.to_std().unwrap_or_default()).await;

@@ -7,11 +7,14 @@ use fleetcron::clock::Clock;
 
 use crate::nodes::{Fleet, sleep_until};
 
+const JOBS: usize = 10;
+const EVERY: i64 = 2;
+const SECONDS: i64 = 20;
+
 /// Requests for each fire, with more and more nodes, each a daemon of its own; what idle nodes send is taken off.
+///
+/// Fires that are apart cost each for itself; those of one instant share requests, the more the fewer nodes have them.
 pub async fn requests() {
-    const JOBS: usize = 10;
-    const EVERY: i64 = 2;
-    const SECONDS: i64 = 20;
     let mut fleet = Fleet::start(0, 64).await;
     let mut figures = Vec::new();
     for nodes in [3, 10, 30, 100] {
@@ -21,42 +24,54 @@ pub async fn requests() {
         tokio::time::sleep(Duration::from_secs(8)).await;
         let before = Counted::now(&fleet);
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let idle = Counted::now(&fleet).since(&before, 10.0);
-
-        fleet.sync(&crate::job_texts(JOBS, &format!("schedule = '@every {EVERY}s'\ncommand = 'true'"))).await;
-        tokio::time::sleep(Duration::from_secs(6)).await;
-        // Between two instants, so that what belongs to a fire is all counted or not at all.
-        let from = Clock::system().now().duration_trunc(TimeDelta::seconds(EVERY)).expect("a whole second");
-        let from = from + TimeDelta::seconds(EVERY) + TimeDelta::milliseconds(1_900);
-        sleep_until(from).await;
-        let before = Counted::now(&fleet);
-        let to = from + TimeDelta::seconds(SECONDS);
-        sleep_until(to).await;
-        let busy = Counted::now(&fleet).since(&before, SECONDS as f64);
-        let fires = fleet.records(from, to).await.iter().filter(|record| record.run.is_some()).count();
-        let rate = fires as f64 / SECONDS as f64;
-        let each = |of: fn(&Counted) -> f64| (of(&busy) - of(&idle)) / rate;
-        let all = each(|counted| counted.txn + counted.range + counted.other);
+        let idle = Counted::now(&fleet).beyond(&before, 10.0);
+        let each = |counted: f64| counted / nodes as f64;
         println!(
-            "etcd requests a fire, {nodes} nodes as {nodes} daemons: {all:.2} (wanted: at most 4): {:.2} txn, {:.2} range, {:.2} other; \
-             {:.2} watch events; {:.2} renewals a node and second more than idle",
-            each(|counted| counted.txn),
-            each(|counted| counted.range),
-            each(|counted| counted.other),
-            each(|counted| counted.events),
-            (busy.renewals - idle.renewals) / nodes as f64,
+            "etcd, an idle one of {nodes} nodes, each a daemon: {:.2} renewals a second in {:.2} messages, {:.2} other requests",
+            each(idle.renewals),
+            each(idle.messages),
+            each(idle.requests()),
         );
-        println!(
-            "etcd requests of an idle node, {nodes} nodes: {:.2} renewals a second, {:.2} others",
-            idle.renewals / nodes as f64,
-            (idle.txn + idle.range + idle.other) / nodes as f64,
-        );
-        figures.push(all);
-        fleet.forget_records().await;
+        for (how, splay) in [("apart", "splay = '2s'"), ("at one instant", "")] {
+            let of_fire = of_each_fire(&fleet, &idle, splay).await;
+            println!(
+                "etcd requests a fire, {nodes} nodes, {JOBS} fires {how}: {:.2} (wanted: at most 4): {:.2} txn, {:.2} range, {:.2} other; \
+                 {:.2} watch events; {:.2} renewals",
+                of_fire.requests(),
+                of_fire.txn,
+                of_fire.range,
+                of_fire.other,
+                of_fire.events,
+                of_fire.renewals
+            );
+            if !splay.is_empty() {
+                figures.push(of_fire.requests());
+            }
+        }
     }
-    let (least, most) =
-        (figures.iter().copied().fold(f64::MAX, f64::min), figures.iter().copied().fold(0.0, f64::max));
+    let least = figures.iter().copied().fold(f64::MAX, f64::min);
+    let most = figures.iter().copied().fold(0.0, f64::max);
     println!("etcd requests a fire, most / least: {:.2} (wanted: at most 1.2)", most / least);
+}
+
+/// What a fire costs beyond what the same nodes do when idle.
+async fn of_each_fire(fleet: &Fleet, idle: &Counted, splay: &str) -> Counted {
+    let fields = format!("schedule = '@every {EVERY}s'\ncommand = 'true'\n{splay}");
+    fleet.sync(&crate::job_texts(JOBS, &fields)).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    // Fires of one instant are counted all or not at all; of those that are apart, as many come in as go out.
+    let every = TimeDelta::seconds(EVERY);
+    let now = Clock::system().now().duration_trunc(every).expect("a whole second");
+    let from = now + every + TimeDelta::milliseconds(1_900);
+    sleep_until(from).await;
+    let before = Counted::now(fleet);
+    let to = from + TimeDelta::seconds(SECONDS);
+    sleep_until(to).await;
+    let busy = Counted::now(fleet).beyond(&before, SECONDS as f64);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let fires = fleet.records(from, to).await.iter().filter(|record| record.run.is_some()).count();
+    fleet.forget_records().await;
+    busy.beyond(idle, fires as f64 / SECONDS as f64)
 }
 
 /// Counts, or counts a second.
@@ -66,6 +81,8 @@ struct Counted {
     /// All else that is one request and one reply.
     other: f64,
     renewals: f64,
+    /// Those of renewals: each is a stream.
+    messages: f64,
     events: f64,
 }
 
@@ -79,19 +96,26 @@ impl Counted {
             txn,
             range,
             other: unary - txn - range,
-            renewals: fleet.counter("grpc_server_msg_received_total", "grpc_method=\"LeaseKeepAlive\""),
+            renewals: handled("LeaseKeepAlive"),
+            messages: fleet.counter("grpc_server_msg_received_total", "grpc_method=\"LeaseKeepAlive\""),
             events: fleet.counter("etcd_debugging_mvcc_events_total", ""),
         }
     }
 
-    fn since(&self, before: &Counted, seconds: f64) -> Counted {
-        let rate = |of: fn(&Counted) -> f64| (of(self) - of(before)) / seconds;
+    /// What it has more than another, for each of so many.
+    fn beyond(&self, other: &Counted, of: f64) -> Counted {
+        let each = |figure: fn(&Counted) -> f64| (figure(self) - figure(other)) / of;
         Counted {
-            txn: rate(|counted| counted.txn),
-            range: rate(|counted| counted.range),
-            other: rate(|counted| counted.other),
-            renewals: rate(|counted| counted.renewals),
-            events: rate(|counted| counted.events),
+            txn: each(|counted| counted.txn),
+            range: each(|counted| counted.range),
+            other: each(|counted| counted.other),
+            renewals: each(|counted| counted.renewals),
+            messages: each(|counted| counted.messages),
+            events: each(|counted| counted.events),
         }
+    }
+
+    fn requests(&self) -> f64 {
+        self.txn + self.range + self.other
     }
 }

@@ -86,8 +86,7 @@ impl World {
     /// The operator's `fleetcron`, on a machine that nothing happens to.
     pub fn fleetcron(&self, arguments: &[&str]) -> Command {
         let mut command = on(DESK, env!("CARGO_BIN_EXE_fleetcron"));
-        let members: Vec<usize> = (0..MEMBERS).collect();
-        command.args(["--store", &store(&members.map_to_clients())]).args(arguments);
+        command.args(["--store", &store(&clients(0..MEMBERS))]).args(arguments);
         command
     }
 
@@ -95,13 +94,13 @@ impl World {
     pub fn etcdctl(&self, members: &[usize], arguments: &[&str]) -> Command {
         let mut command = on(DESK, "timeout");
         command.args(["10", "etcdctl", "--command-timeout=4s", "--endpoints"]);
-        command.arg(members.to_vec().map_to_clients().join(",")).args(arguments).env("ETCDCTL_API", "3");
+        command.arg(clients(members.iter().copied()).join(",")).args(arguments).env("ETCDCTL_API", "3");
         command
     }
 
     /// The member that leads at the moment, if one that answers says that it does.
     pub fn leader(&self) -> Option<usize> {
-        let answers = (0..MEMBERS).filter(|number| {
+        let mut answers = (0..MEMBERS).filter(|number| {
             let status = self.etcdctl(&[*number], &["endpoint", "status", "-w", "fields"]).output();
             let text =
                 status.map(|done| String::from_utf8_lossy(&done.stdout).into_owned()).unwrap_or_default();
@@ -111,7 +110,7 @@ impl World {
             };
             field("MemberID").is_some_and(|own| field("Leader") == Some(own))
         });
-        answers.last()
+        answers.next_back()
     }
 
     /// Has what one machine sends to another no longer arrive, or arrive again.
@@ -151,15 +150,9 @@ impl World {
     }
 }
 
-/// Short for the addresses of some members.
-trait MapToClients {
-    fn map_to_clients(&self) -> Vec<String>;
-}
-
-impl MapToClients for Vec<usize> {
-    fn map_to_clients(&self) -> Vec<String> {
-        self.iter().map(|number| format!("{}:2379", Host::Member(*number).address())).collect()
-    }
+/// Where these members listen for clients.
+fn clients(members: impl IntoIterator<Item = usize>) -> Vec<String> {
+    members.into_iter().map(|number| format!("{}:2379", Host::Member(number).address())).collect()
 }
 
 fn store(clients: &[String]) -> String {
@@ -305,13 +298,13 @@ impl Node {
 
     pub fn start(&mut self) {
         let name = self.name();
-        let clients = match Node::has_relay(self.number) {
+        let reached = match Node::has_relay(self.number) {
             true => relay_ports().map(|(_, port)| format!("127.0.0.1:{port}")).collect(),
-            false => (0..MEMBERS).collect::<Vec<_>>().map_to_clients(),
+            false => clients(0..MEMBERS),
         };
         let binary = self.folder.join(self.build).join("fleetcron");
         let mut command = on(&name, binary.to_str().expect("a path in UTF-8"));
-        command.args(["run", "--store", &store(&clients), "--node", &name, "--slots", "40", "--state"]);
+        command.args(["run", "--store", &store(&reached), "--node", &name, "--slots", "40", "--state"]);
         command.arg(&self.state);
         let role = if self.number < 2 { "role=db" } else { "role=web" };
         let zone = format!("zone={}", ["a", "b", "c"][self.number % 3]);
