@@ -115,6 +115,7 @@ impl Process {
     }
 
     /// Ready while it goes on.
+    #[cfg_attr(not(debug_assertions), allow(dead_code, reason = "a release binds nothing"))]
     pub(super) fn poll_goes_on(&self, cx: &Context<'_>) -> Poll<()> {
         let mut rest = self.rest();
         if rest.frozen == 0 && !rest.ended {
