@@ -173,7 +173,8 @@ impl Daemon {
         let look_at = match first {
             // Of what the floor was at the start, nothing is due yet.
             Some(first) if first > now && floor < now => first,
-            _ => now,
+            // All that came due while this node was away is settled at once, in one span.
+            _ => now.max(self.began + RIPE_AFTER + TimeDelta::seconds(1)),
         };
         // Spread over a day, since a node may have a hundred thousand.
         let soon = LOOK_AT_LEAST_EVERY.as_seconds_f64() * self.place.store.random();
