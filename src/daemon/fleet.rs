@@ -83,7 +83,8 @@ impl Fleet {
             Seen::All { .. } => BTreeMap::new(),
             Seen::Changes { .. } | Seen::OutOfTouch { .. } => self.living.clone(),
         };
-        self.knows.0 |= matches!(seen, Seen::All { .. });
+        // The first list may say nothing new, and much has waited for it.
+        let is_first = matches!(seen, Seen::All { .. }) && !std::mem::replace(&mut self.knows.0, true);
         for event in events(seen) {
             match event {
                 Event::Put(entry) => {
@@ -108,7 +109,7 @@ impl Fleet {
         if changed {
             self.change(|fleet| fleet.living = living);
         }
-        changed
+        changed || is_first
     }
 
     /// Takes in what the store tells of drained nodes. True: others are than before.
@@ -117,7 +118,7 @@ impl Fleet {
             Seen::All { .. } => BTreeSet::new(),
             Seen::Changes { .. } | Seen::OutOfTouch { .. } => self.drained.clone(),
         };
-        self.knows.1 |= matches!(seen, Seen::All { .. });
+        let is_first = matches!(seen, Seen::All { .. }) && !std::mem::replace(&mut self.knows.1, true);
         for event in events(seen) {
             let (key, entry) = match event {
                 Event::Put(entry) => (entry.key.clone(), Some(entry)),
@@ -143,7 +144,7 @@ impl Fleet {
         if changed {
             self.change(|fleet| fleet.drained = drained);
         }
-        changed
+        changed || is_first
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Fleet)) {
