@@ -8,6 +8,7 @@
 //! [`folder`] is what lies on disk, [`life`] and [`hold`] decide, [`process`] is the guard itself, [`stem`] what it is forked
 //! off, [`link`] the node's side; [`sim`] stands in for the process where time is simulated.
 
+mod due;
 mod env_file;
 pub mod folder;
 pub mod hold;

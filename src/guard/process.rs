@@ -24,8 +24,9 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::unistd::{ForkResult, Pid, chdir, dup2_stderr, fork, pipe2, setsid};
 
+use super::due::Due;
 use super::folder::{EndLine, Ended, FolderLock, How, RunFolder, Spec, Started, VERSION, json};
-use super::hold::{Contact, Deadlines};
+use super::hold::Contact;
 use super::life::{Action, Event, Leftovers, State, Stop};
 use super::link::{Answer, Request};
 use super::stem::Handed;
@@ -96,6 +97,9 @@ struct Watch {
     started_at: Option<Timestamp>,
     contact: Option<Contact>,
     due: Due,
+    /// Since boot: when the next round of KILL is, and when it is tried again to be found by a node.
+    insist_again: Option<Duration>,
+    be_found_again: Option<Duration>,
     /// What the timer is set to.
     set_to: Option<Duration>,
     /// How long after a KILL the next round of it is.
@@ -109,17 +113,6 @@ struct Watch {
     links: Vec<Link>,
     /// Once no node listened.
     listener: Option<UnixListener>,
-}
-
-/// When what is due, since boot.
-#[derive(Debug, Default)]
-struct Due {
-    time_up: Option<Duration>,
-    grace_up: Option<Duration>,
-    hold_wanes: Option<Duration>,
-    hold_passed: Option<Duration>,
-    insist_again: Option<Duration>,
-    be_found_again: Option<Duration>,
 }
 
 /// One node, or one node's life, that listens.
@@ -170,6 +163,8 @@ impl Watch {
             reason: None,
             started_at: None,
             due: Due::default(),
+            insist_again: None,
+            be_found_again: None,
             set_to: None,
             patience: FIRST_PATIENCE,
             pipe: None,
@@ -290,7 +285,7 @@ impl Watch {
         if !at_once || self.patience > FIRST_PATIENCE {
             self.signal(Signal::SIGKILL);
         }
-        self.due.insist_again = Some(since_boot() + self.patience);
+        self.insist_again = Some(since_boot() + self.patience);
         self.patience = (self.patience * 2).min(LAST_PATIENCE);
     }
 
@@ -336,33 +331,22 @@ impl Watch {
 
     fn look_at_the_clock(&mut self) {
         let now = since_boot();
+        while let Some(event) = self.due.take(now) {
+            self.happened(event);
+        }
         let is_due = |due: &mut Option<Duration>| due.take_if(|at| now >= *at).is_some();
-        // The sooner one first, where a machine slept through both.
-        if is_due(&mut self.due.time_up) {
-            self.happened(Event::TimeUp);
-        }
-        if is_due(&mut self.due.hold_wanes) {
-            self.happened(Event::HoldWanes);
-        }
-        if is_due(&mut self.due.grace_up) {
-            self.happened(Event::GraceUp);
-        }
-        if is_due(&mut self.due.hold_passed) {
-            self.happened(Event::HoldPassed);
-        }
-        if is_due(&mut self.due.insist_again) && self.state.is_insisting() {
+        if is_due(&mut self.insist_again) && self.state.is_insisting() {
             self.insist();
             // No signal tells of the end of what is in the cgroup and not the guard's.
             self.reap();
         }
         // It is tried before every wait.
-        is_due(&mut self.due.be_found_again);
+        is_due(&mut self.be_found_again);
     }
 
     fn count_from_contact(&mut self) {
         if let Some(contact) = self.contact {
-            let Deadlines { ask, kill } = contact.deadlines(Duration::from_millis(self.spec.kill_after));
-            (self.due.hold_wanes, self.due.hold_passed) = (Some(ask), Some(kill));
+            self.due.count_from(contact, Duration::from_millis(self.spec.kill_after));
         }
     }
 
@@ -502,7 +486,7 @@ impl Watch {
         });
         match bound {
             Ok(listener) => self.listener = Some(listener),
-            Err(_) => self.due.be_found_again = Some(since_boot() + BE_FOUND_AGAIN),
+            Err(_) => self.be_found_again = Some(since_boot() + BE_FOUND_AGAIN),
         }
     }
 
@@ -561,8 +545,7 @@ impl Watch {
 
     /// Has the timer ring at what is due next. What rang is not read: setting it anew stops it.
     fn set_timer(&mut self) -> io::Result<()> {
-        let Due { time_up, grace_up, hold_wanes, hold_passed, insist_again, be_found_again } = self.due;
-        let all = [time_up, grace_up, hold_wanes, hold_passed, insist_again, be_found_again];
+        let all = [self.due.next(), self.insist_again, self.be_found_again];
         let next = all.into_iter().flatten().min();
         if next == self.set_to {
             return Ok(());

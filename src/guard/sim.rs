@@ -13,8 +13,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 
+use super::due::Due;
 use super::folder::{EndLine, Ended, FolderLock, How, RunFolder, Spec, Started, VERSION};
-use super::hold::{Contact, Deadlines};
+use super::hold::Contact;
 use super::life::{Action, Event, Leftovers, State, Stop};
 use super::link::{Answer, Request};
 use crate::child::ProcessId;
@@ -331,15 +332,6 @@ struct Watch {
     due: Due,
 }
 
-/// When what is due, since boot.
-#[derive(Default)]
-struct Due {
-    time_up: Option<Duration>,
-    grace_up: Option<Duration>,
-    hold_wanes: Option<Duration>,
-    hold_passed: Option<Duration>,
-}
-
 impl Watch {
     fn begin(&mut self, script: Script) {
         self.count_from_contact();
@@ -359,7 +351,7 @@ impl Watch {
 
     async fn watch(mut self, mut asked: mpsc::Receiver<Asked>) {
         while !self.state.is_end() {
-            let wait = self.next_due().map(|due| due.saturating_sub(self.clock.since_boot()));
+            let wait = self.due.next().map(|due| due.saturating_sub(self.clock.since_boot()));
             // What is said first, the clock after: a contact that comes with its deadline is too late.
             tokio::select! {
                 biased;
@@ -430,30 +422,14 @@ impl Watch {
 
     fn look_at_the_clock(&mut self) {
         let now = self.clock.since_boot();
-        let is_due = |due: &mut Option<Duration>| due.take_if(|at| now >= *at).is_some();
-        if is_due(&mut self.due.time_up) {
-            self.happened(Event::TimeUp);
+        while let Some(event) = self.due.take(now) {
+            self.happened(event);
         }
-        if is_due(&mut self.due.hold_wanes) {
-            self.happened(Event::HoldWanes);
-        }
-        if is_due(&mut self.due.grace_up) {
-            self.happened(Event::GraceUp);
-        }
-        if is_due(&mut self.due.hold_passed) {
-            self.happened(Event::HoldPassed);
-        }
-    }
-
-    fn next_due(&self) -> Option<Duration> {
-        let Due { time_up, grace_up, hold_wanes, hold_passed } = self.due;
-        [time_up, grace_up, hold_wanes, hold_passed].into_iter().flatten().min()
     }
 
     fn count_from_contact(&mut self) {
         if let Some(contact) = self.contact {
-            let Deadlines { ask, kill } = contact.deadlines(Duration::from_millis(self.spec.kill_after));
-            (self.due.hold_wanes, self.due.hold_passed) = (Some(ask), Some(kill));
+            self.due.count_from(contact, Duration::from_millis(self.spec.kill_after));
         }
     }
 
