@@ -332,12 +332,7 @@ const LANE_AGAIN: Duration = Duration::from_secs(1);
 
 /// What was due in a lane since its floor. Former definitions are only asked for where the floor lies in their time.
 async fn dues(store: &Store, ward: &Ward, floor: Timestamp) -> Result<Dues, StoreError> {
-    let in_force = ward.planned.as_ref().map(|planned| Reign {
-        job: planned.job.clone(),
-        since: planned.since,
-        until: None,
-        removed: false,
-    });
+    let in_force = ward.planned.as_ref().map(Reign::from);
     if ward.planned.as_ref().is_some_and(|planned| planned.since <= floor) {
         return Ok(Dues::new(in_force));
     }
@@ -349,13 +344,23 @@ async fn dues(store: &Store, ward: &Ward, floor: Timestamp) -> Result<Dues, Stor
 
 fn reign(entry: &Entry) -> Option<Reign> {
     match Former::decode(&entry.key, &entry.value) {
-        Ok(Former { definition: Definition { job, since, .. }, until, removed }) => {
-            Some(Reign { job: Arc::new(job), since, until: Some(until), removed })
-        }
+        Ok(former) => Some(former.into()),
         Err(error) => {
             warn!(%error, "a former definition is passed over");
             None
         }
+    }
+}
+
+impl From<Definition> for Reign {
+    fn from(Definition { job, since, .. }: Definition) -> Reign {
+        Reign { job: Arc::new(job), since, until: None, removed: false }
+    }
+}
+
+impl From<Former> for Reign {
+    fn from(Former { definition, until, removed }: Former) -> Reign {
+        Reign { until: Some(until), removed, ..definition.into() }
     }
 }
 

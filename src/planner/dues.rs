@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::newest;
+use super::{Planned, newest};
 use crate::job::Job;
 use crate::schedule::Timestamp;
 
@@ -87,6 +87,12 @@ impl Dues {
             reign.enabled().map_or(0, |job| job.schedule.count(after.max(reign.since), to))
         };
         self.0.iter().map(of).sum()
+    }
+}
+
+impl From<&Planned> for Reign {
+    fn from(planned: &Planned) -> Reign {
+        Reign { job: planned.job.clone(), since: planned.since, until: None, removed: false }
     }
 }
 

@@ -208,15 +208,11 @@ fn dues(store: &[Entry], job: &JobName) -> (Dues, Timestamp) {
     let mut reigns = Vec::new();
     for entry in store {
         if keys::former_job(&entry.key).as_ref() == Some(job) {
-            let former = Former::decode(&entry.key, &entry.value).expect("what sync wrote");
-            let Former { definition: Definition { job, since, .. }, until, removed } = former;
-            reigns.push(Reign { job: Arc::new(job), since, until: Some(until), removed });
+            reigns.push(Reign::from(Former::decode(&entry.key, &entry.value).expect("what sync wrote")));
         }
     }
     if let Some(entry) = store.iter().find(|entry| entry.key == keys::job(job)) {
-        let Definition { job, since, .. } =
-            Definition::decode(&entry.key, &entry.value).expect("what sync wrote");
-        reigns.push(Reign { job: Arc::new(job), since, until: None, removed: false });
+        reigns.push(Reign::from(Definition::decode(&entry.key, &entry.value).expect("what sync wrote")));
     }
     let began = reigns.iter().map(|reign| reign.since).min().unwrap_or_default();
     (Dues::new(reigns), began)

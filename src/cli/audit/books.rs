@@ -1,7 +1,6 @@
 //! The books: what the store holds of each lane, read once through at one revision, and judged lane by lane.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 
 use super::Question;
 use super::journals::Shelf;
@@ -17,6 +16,7 @@ use crate::record::Record;
 use crate::schedule::Timestamp;
 use crate::store::values::{self, Definition, Former, Unreadable};
 use crate::store::{Entry, KeyRange, Store, keys};
+use crate::warden;
 
 /// All lanes that were judged.
 #[derive(Default)]
@@ -136,9 +136,7 @@ impl<'q> Books<'q> {
         let found = self.readable(found);
         let of_job = self.jobs.entry(name).or_default();
         match found {
-            Some(Definition { job, since, .. }) => {
-                of_job.in_force = Some(Reign { job: Arc::new(job), since, until: None, removed: false });
-            }
+            Some(definition) => of_job.in_force = Some(definition.into()),
             None => of_job.has_unreadable = true,
         }
     }
@@ -149,20 +147,16 @@ impl<'q> Books<'q> {
         let found = self.readable(found);
         let of_job = self.jobs.entry(name).or_default();
         match found {
-            Some(Former { definition: Definition { job, since, .. }, until, removed }) => {
-                of_job.reigns.push(Reign { job: Arc::new(job), since, until: Some(until), removed });
-            }
+            Some(former) => of_job.reigns.push(former.into()),
             None => of_job.has_unreadable = true,
         }
     }
 
     fn floor(&mut self, entry: &Entry) {
         let Some(lane) = keys::lane_of(&entry.key) else { return };
-        let id = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
-        let floor = match id {
-            Some(FireId::Scheduled(floor)) => Ok(floor),
-            _ => Err(Unreadable { key: entry.key.clone(), why: "it is no scheduled fire's id".to_owned() }),
-        };
+        let floor = warden::read_floor(entry).map(|(floor, _)| floor);
+        let why = || Unreadable { key: entry.key.clone(), why: "it is no scheduled fire's id".to_owned() };
+        let floor = floor.ok_or_else(why);
         if let Some(floor) = self.readable(floor) {
             self.floors.insert(lane, floor);
         }
