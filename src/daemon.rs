@@ -522,7 +522,6 @@ impl Daemon {
     }
 
     fn jobs_seen(&mut self, seen: Seen) {
-        let is_list = matches!(seen, Seen::All { .. });
         match seen {
             Seen::All { entries, .. } => {
                 let there: std::collections::HashSet<_> =
@@ -537,6 +536,7 @@ impl Daemon {
                 }
                 if !std::mem::replace(&mut self.knows_jobs, true) {
                     info!(node = %self.options.node, jobs = self.planner.len(), "ready");
+                    self.choose_wards();
                 }
             }
             Seen::Changes { events, .. } => {
@@ -554,9 +554,6 @@ impl Daemon {
             Seen::OutOfTouch { error } => {
                 warn!(node = %self.options.node, %error, "the store is out of touch, trying on");
             }
-        }
-        if is_list {
-            self.choose_wards();
         }
         self.race_again_for_outdated();
         self.race_for_requests();
@@ -770,6 +767,7 @@ impl Daemon {
         if self.hands.contains_key(&fire) || self.retries.has(&fire) || self.queued.has(&fire) {
             return;
         }
+        let is_scheduled = matches!(fire.id, FireId::Scheduled(_));
         match self.held_back.way(&fire, self.options.clock.now()) {
             Way::Free => {}
             Way::Held(why) => {
@@ -780,11 +778,7 @@ impl Daemon {
             Way::UntilPauseIsGone if matches!(fire.id, FireId::Manual(_)) => return,
             Way::UntilPauseIsGone => return self.held_back.keep(fire),
         }
-        if matches!(fire.id, FireId::Scheduled(_)) && self.held_back.was_paused(&fire) {
-            debug!(job = %fire.job, fire = %fire.id, "not raced for: it came due in a pause");
-            return;
-        }
-        if matches!(fire.id, FireId::Scheduled(_)) && !self.agreement.is_given() {
+        if is_scheduled && !self.agreement.is_given() {
             debug!(job = %fire.job, fire = %fire.id, "not raced for: this node's clock is off");
             return;
         }
@@ -801,7 +795,7 @@ impl Daemon {
             return;
         };
         let at = fire.scheduled_at();
-        if matches!(fire.id, FireId::Scheduled(_)) && !planned.owes(at) {
+        if is_scheduled && !planned.owes(at) {
             // Its warden writes that down.
             info!(job = %fire.job, fire = %fire.id, "not run: the job changed, and it is not due any more");
             return;

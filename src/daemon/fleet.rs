@@ -29,18 +29,24 @@ pub(super) struct Peer {
 #[derive(Debug)]
 pub(super) struct Fleet {
     me: NodeName,
-    pub living: BTreeMap<NodeName, Peer>,
-    pub drained: BTreeSet<NodeName>,
+    now: View,
+    /// Before the last change.
+    before: View,
     /// Nodes whose time zone data were said to differ from ours.
     strangers: BTreeSet<NodeName>,
-    /// Of the nodes that a selector picks; none picks all.
-    rankings: HashMap<Option<Selector>, Arc<Ranking>>,
     /// All who are registered, drained or not.
     wardens: Arc<Ranking>,
-    /// The view before the last change.
-    before: Option<Box<Fleet>>,
     /// The store has told its nodes, and who of them is drained.
     knows: (bool, bool),
+}
+
+/// Who is there, and who of them comes first for what.
+#[derive(Debug, Default)]
+struct View {
+    living: BTreeMap<NodeName, Peer>,
+    drained: BTreeSet<NodeName>,
+    /// Of the nodes that a selector picks; none picks all.
+    rankings: HashMap<Option<Selector>, Arc<Ranking>>,
 }
 
 /// What this node has to do about a fire.
@@ -58,12 +64,10 @@ impl Fleet {
     pub fn new(me: NodeName) -> Fleet {
         Fleet {
             me,
-            living: BTreeMap::new(),
-            drained: BTreeSet::new(),
+            now: View::default(),
+            before: View::default(),
             strangers: BTreeSet::new(),
-            rankings: HashMap::new(),
             wardens: Arc::default(),
-            before: None,
             knows: (false, false),
         }
     }
@@ -73,15 +77,24 @@ impl Fleet {
         self.knows == (true, true)
     }
 
+    /// The nodes that are registered.
+    pub fn living(&self) -> &BTreeMap<NodeName, Peer> {
+        &self.now.living
+    }
+
+    pub fn drained(&self) -> &BTreeSet<NodeName> {
+        &self.now.drained
+    }
+
     pub fn is_drained(&self) -> bool {
-        self.drained.contains(&self.me)
+        self.now.drained.contains(&self.me)
     }
 
     /// Takes in what the store tells of nodes. True: others are there than before.
     pub fn nodes_seen(&mut self, seen: Seen) -> bool {
         let mut living = match &seen {
             Seen::All { .. } => BTreeMap::new(),
-            Seen::Changes { .. } | Seen::OutOfTouch { .. } => self.living.clone(),
+            Seen::Changes { .. } | Seen::OutOfTouch { .. } => self.now.living.clone(),
         };
         // The first list may say nothing new, and much has waited for it.
         let is_first = matches!(seen, Seen::All { .. }) && !std::mem::replace(&mut self.knows.0, true);
@@ -105,9 +118,9 @@ impl Fleet {
                 }
             }
         }
-        let changed = living != self.living;
+        let changed = living != self.now.living;
         if changed {
-            self.change(|fleet| fleet.living = living);
+            self.change(living, self.now.drained.clone());
         }
         changed || is_first
     }
@@ -116,7 +129,7 @@ impl Fleet {
     pub fn drains_seen(&mut self, seen: Seen) -> bool {
         let mut drained = match &seen {
             Seen::All { .. } => BTreeSet::new(),
-            Seen::Changes { .. } | Seen::OutOfTouch { .. } => self.drained.clone(),
+            Seen::Changes { .. } | Seen::OutOfTouch { .. } => self.now.drained.clone(),
         };
         let is_first = matches!(seen, Seen::All { .. }) && !std::mem::replace(&mut self.knows.1, true);
         for event in events(seen) {
@@ -140,28 +153,17 @@ impl Fleet {
         if self.is_drained() && !drained.contains(&self.me) {
             info!(node = %self.me, "undrained: claims again");
         }
-        let changed = drained != self.drained;
+        let changed = drained != self.now.drained;
         if changed {
-            self.change(|fleet| fleet.drained = drained);
+            self.change(self.now.living.clone(), drained);
         }
         changed || is_first
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut Fleet)) {
-        self.before = None;
-        let before = Fleet {
-            me: self.me.clone(),
-            living: self.living.clone(),
-            drained: self.drained.clone(),
-            strangers: BTreeSet::new(),
-            rankings: std::mem::take(&mut self.rankings),
-            wardens: self.wardens.clone(),
-            before: None,
-            knows: self.knows,
-        };
-        self.before = Some(Box::new(before));
-        change(self);
-        self.wardens = Arc::new(Ranking::new(self.living.keys().map(|name| (name, 1))));
+    fn change(&mut self, living: BTreeMap<NodeName, Peer>, drained: BTreeSet<NodeName>) {
+        let now = View { living, drained, rankings: HashMap::new() };
+        self.before = std::mem::replace(&mut self.now, now);
+        self.wardens = Arc::new(Ranking::new(self.now.living.keys().map(|name| (name, 1))));
     }
 
     /// Nodes with other time zone data than ours may work out other fires: that is said, once for each.
@@ -176,6 +178,74 @@ impl Fleet {
         }
     }
 
+    /// Whether some node can run this job now.
+    pub fn is_runnable(&mut self, job: &Job) -> bool {
+        !self.now.ranking(job).is_empty()
+    }
+
+    /// What this node has to do about a fire that is due.
+    pub fn turn(&mut self, job: &Job, fire: &Fire) -> Turn {
+        self.now.turn(&self.me, job, fire)
+    }
+
+    /// Whether it is this node's turn to claim a fire since the last change, and was not before.
+    pub fn is_new_turn(&mut self, job: &Job, fire: &Fire) -> bool {
+        let is_mine = |view: &mut View| view.turn(&self.me, job, fire) == Turn::First;
+        is_mine(&mut self.now) && !is_mine(&mut self.before)
+    }
+
+    /// Whether this node can run a job.
+    pub fn can_run(&mut self, job: &Job) -> bool {
+        self.now.ranking(job).rank(&self.me, "").is_some()
+    }
+
+    /// Whether this node runs what was missed of a job: all of it one node, so that it goes in order.
+    pub fn catches_up(&mut self, job: &Job, lane: &Lane) -> bool {
+        match lane {
+            Lane::Node(node) => *node == self.me,
+            Lane::OneNode => self.now.ranking(job).first(job.name.as_str()) == Some(&self.me),
+        }
+    }
+
+    /// Whether this node is the job's warden: one that can run it where there is one.
+    pub fn is_warden(&mut self, name: &str, job: Option<&Job>) -> bool {
+        let ranking = match job.map(|job| self.now.ranking(job)) {
+            Some(ranking) if !ranking.is_empty() => ranking,
+            _ => self.wardens.clone(),
+        };
+        ranking.first(name) == Some(&self.me)
+    }
+
+    /// Whether this node sees to a lock that a lost one held: one that can run the job. Where none can, any node does
+    /// when it is too late to run it, or the job is gone.
+    pub fn inherits_from(&mut self, lost: &NodeName, job: Option<&Job>, is_late: bool) -> bool {
+        if let Some(job) = job {
+            let ranking = self.now.ranking(job);
+            if !ranking.is_empty() || !is_late {
+                return ranking.first(lost.as_str()) == Some(&self.me);
+            }
+        }
+        let able = self.now.living.keys().filter(|node| !self.now.drained.contains(*node));
+        placement::top(able, lost.as_str()) == Some(&self.me)
+    }
+
+    /// Whether this node is registered, as far as the store has told.
+    pub fn knows_me(&self) -> bool {
+        self.now.living.contains_key(&self.me)
+    }
+
+    /// How many others are registered.
+    pub fn others(&self) -> usize {
+        self.now.living.keys().filter(|name| **name != self.me).count()
+    }
+
+    /// Since when somebody of those who are there now has been there.
+    pub fn up_since(&self) -> Option<Timestamp> {
+        self.now.living.values().map(|peer| peer.at).min()
+    }
+}
+
+impl View {
     /// The nodes that a job's fires can run on, each for a share of them that goes with its slots.
     fn ranking(&mut self, job: &Job) -> Arc<Ranking> {
         if let Some(ranking) = self.rankings.get(&job.nodes) {
@@ -191,80 +261,17 @@ impl Fleet {
         ranking
     }
 
-    /// Whether some node can run this job now.
-    pub fn is_runnable(&mut self, job: &Job) -> bool {
-        !self.ranking(job).is_empty()
-    }
-
-    /// What this node has to do about a fire that is due.
-    pub fn turn(&mut self, job: &Job, fire: &Fire) -> Turn {
+    fn turn(&mut self, me: &NodeName, job: &Job, fire: &Fire) -> Turn {
         match &fire.lane {
-            Lane::Node(node) if *node == self.me => return Turn::First,
+            Lane::Node(node) if node == me => return Turn::First,
             Lane::Node(_) => return Turn::None,
             Lane::OneNode => {}
         }
-        match self.ranking(job).rank(&self.me, &fire.to_string()) {
+        match self.ranking(job).rank(me, &fire.to_string()) {
             Some(0) => Turn::First,
             Some(1) => Turn::Second,
             _ => Turn::None,
         }
-    }
-
-    /// Whether it is this node's turn to claim a fire since the last change, and was not before.
-    pub fn is_new_turn(&mut self, job: &Job, fire: &Fire) -> bool {
-        let is_mine = |fleet: &mut Fleet| fleet.turn(job, fire) == Turn::First;
-        is_mine(self) && !self.before.as_mut().is_some_and(|before| is_mine(before))
-    }
-
-    /// Whether this node can run a job.
-    pub fn can_run(&mut self, job: &Job) -> bool {
-        let me = self.me.clone();
-        self.ranking(job).rank(&me, "").is_some()
-    }
-
-    /// Whether this node runs what was missed of a job: all of it one node, so that it goes in order.
-    pub fn catches_up(&mut self, job: &Job, lane: &Lane) -> bool {
-        match lane {
-            Lane::Node(node) => *node == self.me,
-            Lane::OneNode => self.ranking(job).first(job.name.as_str()) == Some(&self.me),
-        }
-    }
-
-    /// Whether this node is the job's warden: one that can run it where there is one.
-    pub fn is_warden(&mut self, name: &str, job: Option<&Job>) -> bool {
-        let ranking = match job.map(|job| self.ranking(job)) {
-            Some(ranking) if !ranking.is_empty() => ranking,
-            _ => self.wardens.clone(),
-        };
-        ranking.first(name) == Some(&self.me)
-    }
-
-    /// Whether this node sees to a lock that a lost one held: one that can run the job. Where none can, any node does
-    /// when it is too late to run it, or the job is gone.
-    pub fn inherits_from(&mut self, lost: &NodeName, job: Option<&Job>, is_late: bool) -> bool {
-        if let Some(job) = job {
-            let ranking = self.ranking(job);
-            if !ranking.is_empty() || !is_late {
-                return ranking.first(lost.as_str()) == Some(&self.me);
-            }
-        }
-        let able = self.living.keys().filter(|node| !self.drained.contains(*node));
-        placement::top(able, lost.as_str()) == Some(&self.me)
-    }
-
-    /// Whether this node is registered, as far as the store has told.
-    pub fn knows_me(&self) -> bool {
-        self.living.contains_key(&self.me)
-    }
-
-    /// How many others are registered.
-    pub fn others(&self) -> usize {
-        self.living.keys().filter(|name| **name != self.me).count()
-    }
-
-    /// Since when somebody of those who are there now has been there.
-    pub fn up_since(&self) -> Option<Timestamp> {
-        self.living.values().map(|peer| peer.at).min()
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use crate::fire::Fire;
+use crate::fire::{Fire, FireId};
 use crate::job::JobName;
 use crate::schedule::Timestamp;
 use crate::store::values::{self, HoldBack};
@@ -74,7 +74,10 @@ impl HeldBack {
         let all = keys::all_paused();
         let mut there = [own, all].into_iter().filter_map(|key| self.pauses.get(&key)).peekable();
         match () {
-            () if there.peek().is_none() => Way::Free,
+            () if there.peek().is_none() => match fire.id {
+                FireId::Scheduled(_) if self.was_paused(fire) => Way::Held("it came due in a pause"),
+                _ => Way::Free,
+            },
             // What was due before the end of its pause passes, however late it is looked at.
             () if there
                 .all(|pause| pause.until().is_some_and(|end| end <= now && end <= fire.scheduled_at())) =>

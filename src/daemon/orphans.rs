@@ -68,8 +68,8 @@ impl Daemon {
             self.orphans.look_again = true;
             return;
         }
-        let living = self.fleet.living.iter().map(|(name, peer)| (name.clone(), peer.start)).collect();
-        let drained = self.fleet.drained.clone();
+        let living = self.fleet.living().iter().map(|(name, peer)| (name.clone(), peer.start)).collect();
+        let drained = self.fleet.drained().clone();
         let (store, tell) = (self.place.store.clone(), self.orphans.tell.clone());
         self.chores.spawn(self.options.clock.bind(async move {
             let found = race::orphans(&store, &living, &drained).await.unwrap_or_else(|error| {
@@ -111,7 +111,7 @@ impl Daemon {
         let is_late = self.options.clock.now() > lock.last_start;
         let is_for_me = match lock.hold {
             // Nobody but the name's new owner may touch it.
-            None if self.fleet.living.contains_key(&lock.node) => lock.node == self.standing.me.name,
+            None if self.fleet.living().contains_key(&lock.node) => lock.node == self.standing.me.name,
             _ => self.fleet.inherits_from(&lock.node, job.as_deref(), is_late),
         };
         !earlier_life && is_for_me

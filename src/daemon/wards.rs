@@ -80,17 +80,18 @@ impl Wards {
         self.due.first().filter(|_| !self.under_way).map(|(at, _)| *at)
     }
 
-    fn put(&mut self, job: &JobName, lane: Lane, floor: Timestamp, look_at: Timestamp, pruning: Pruning) {
-        let is_gone = self.wards.get(job).is_some_and(|known| known.is_gone);
-        self.remove(job);
-        self.due.insert((look_at, job.clone()));
-        self.wards.insert(job.clone(), Known { lane, floor, look_at: Some(look_at), is_gone, pruning });
+    fn put(&mut self, job: JobName, known: Known) {
+        self.remove(&job);
+        self.due.extend(known.look_at.map(|at| (at, job.clone())));
+        self.wards.insert(job, known);
     }
 
-    fn remove(&mut self, job: &JobName) {
-        if let Some(Known { look_at: Some(at), .. }) = self.wards.remove(job) {
+    fn remove(&mut self, job: &JobName) -> Option<Known> {
+        let known = self.wards.remove(job)?;
+        if let Some(at) = known.look_at {
             self.due.remove(&(at, job.clone()));
         }
+        Some(known)
     }
 
     /// The clock was wrong: all that is known of floors is asked for again.
@@ -105,11 +106,12 @@ impl Wards {
     /// would not have been claimed yet.
     pub fn look_soon(&mut self, job: &JobName, now: Timestamp) {
         let at = now + RIPE_AFTER + TimeDelta::seconds(1);
-        let Some(known) = self.wards.get(job).filter(|known| known.look_at.is_some()) else {
-            return;
-        };
-        let (lane, floor, pruning) = (known.lane.clone(), known.floor, known.pruning);
-        self.put(job, lane, floor, at, pruning);
+        // One that is under way is put back by its end.
+        if self.wards.get(job).is_some_and(|known| known.look_at.is_some())
+            && let Some(known) = self.remove(job)
+        {
+            self.put(job.clone(), Known { look_at: Some(at), ..known });
+        }
     }
 
     fn take_due(&mut self, now: Timestamp) -> Vec<(JobName, Lane, Timestamp)> {
@@ -144,6 +146,10 @@ impl Daemon {
 
     /// The same for one job, which may be gone: what was due before its removal is to be settled too.
     pub(super) fn choose_ward(&mut self, name: &JobName) {
+        if !self.knows_jobs {
+            // They are chosen all at once when the last one is told.
+            return;
+        }
         let now = self.options.clock.now();
         let planned = self.planner.get(name);
         let own = Lane::Node(self.options.node.clone());
@@ -159,7 +165,10 @@ impl Daemon {
             Some(Lane::OneNode) => self.fleet.is_warden(name.as_str(), planned.map(|planned| &*planned.job)),
             None => false,
         };
-        let Some(lane) = lane.filter(|_| is_mine) else { return self.wards.remove(name) };
+        let Some(lane) = lane.filter(|_| is_mine) else {
+            self.wards.remove(name);
+            return;
+        };
         let known = self.wards.wards.get(name).filter(|known| known.lane == lane);
         // Of one that has just gone, the last fires are to be settled soon.
         let is_known = known.is_some_and(|known| planned.is_some() || known.is_gone);
@@ -178,11 +187,9 @@ impl Daemon {
         };
         // Spread over a day, since a node may have a hundred thousand.
         let soon = LOOK_AT_LEAST_EVERY.as_seconds_f64() * self.place.store.random();
-        let at = now + TimeDelta::seconds(soon as i64);
-        self.wards.put(name, lane, floor, look_at, Pruning { unpruned: 0, at });
-        if let Some(known) = self.wards.wards.get_mut(name) {
-            known.is_gone = is_gone;
-        }
+        let pruning = Pruning { unpruned: 0, at: now + TimeDelta::seconds(soon as i64) };
+        let known = Known { lane, floor, look_at: Some(look_at), is_gone, pruning };
+        self.wards.put(name.clone(), known);
     }
 
     /// Begins to look at the lanes whose time has come, in a small task, one batch after the other.
@@ -235,21 +242,22 @@ impl Daemon {
         let now = self.options.clock.now();
         for (ward, settled) in looked {
             let Ward { job, lane, floor, .. } = ward;
-            // Somebody else's by now.
             let known = self.wards.wards.get(&job);
-            let Some(known) = known.filter(|known| known.lane == lane && known.look_at.is_none()) else {
-                continue;
-            };
-            let mut pruning = known.pruning;
+            let is_this = known.is_some_and(|known| known.lane == lane && known.look_at.is_none());
+            // Else it is somebody else's by now.
+            let Some(mut known) = is_this.then(|| self.wards.remove(&job)).flatten() else { continue };
             let planned = self.planner.get(&job);
-            let (open, passed) = match &settled {
-                Ok(Settled::Upto { open, passed, .. }) => (*open, *passed),
-                _ => (None, 0),
-            };
-            pruning.unpruned += passed;
+            if let Ok(Settled::Upto { passed, .. }) = &settled {
+                known.pruning.unpruned += passed;
+            }
+            let mut still_open = None;
             let (floor, look_at) = match settled {
-                Ok(Settled::Upto { floor, more: true, .. }) => (floor, now),
+                Ok(Settled::Upto { floor, open, more: true, .. }) => {
+                    still_open = open;
+                    (floor, now)
+                }
                 Ok(Settled::Upto { floor, open: Some(open), .. }) => {
+                    still_open = Some(open);
                     let every = now + LOOK_AT_OPEN_EVERY;
                     let until = planned.map(|planned| {
                         let too_late = planned.last_start(open) + TimeDelta::seconds(1);
@@ -268,7 +276,6 @@ impl Daemon {
                     }
                 }
                 Ok(Settled::Closed) => {
-                    self.wards.remove(&job);
                     self.floors.remove(&(job.clone(), lane.clone()));
                     if lane != Lane::OneNode {
                         // A job may have had both kinds of lanes.
@@ -286,16 +293,16 @@ impl Daemon {
                     (floor, now + LOOK_EVERY)
                 }
             };
-            if let Some(open) = open {
+            let keep = planned.map(|planned| planned.job.keep);
+            if let Some(open) = still_open {
                 self.see_to_open(&job, &lane, open);
             }
-            if let Some(keep) = self.planner.get(&job).map(|planned| planned.job.keep)
-                && pruning.is_due(&keep, now)
-            {
-                pruning = Pruning { unpruned: 0, at: now + LOOK_AT_LEAST_EVERY };
-                self.prune(job.clone(), lane.clone(), keep);
+            if let Some(keep) = keep.filter(|keep| known.pruning.is_due(keep, now)) {
+                known.pruning = Pruning { unpruned: 0, at: now + LOOK_AT_LEAST_EVERY };
+                self.prune(job.clone(), lane, keep);
             }
-            self.wards.put(&job, lane, floor, look_at.min(now + LOOK_AT_LEAST_EVERY), pruning);
+            let look_at = Some(look_at.min(now + LOOK_AT_LEAST_EVERY));
+            self.wards.put(job, Known { floor, look_at, ..known });
         }
         self.look_at_wards(now);
     }
@@ -332,7 +339,7 @@ impl Daemon {
         let Some(planned) = self.planner.get(job) else { return };
         let fire = Fire { job: job.clone(), lane: lane.clone(), id: FireId::scheduled(open) };
         let can_run = planned.owes(open) && self.fleet.can_run(&planned.job);
-        if can_run && self.hands.len() < self.options.slots as usize && !self.held_back.was_paused(&fire) {
+        if can_run && self.hands.len() < self.options.slots as usize {
             debug!(%job, fire = %fire.id, "nobody has claimed it, its warden does");
             self.race_for(fire);
         }
