@@ -7,6 +7,7 @@
 mod acts;
 mod audit;
 mod batch;
+mod cancel;
 mod check;
 mod doctor;
 mod drain;
@@ -23,7 +24,9 @@ mod resume;
 mod run;
 mod runs;
 mod start;
+mod submit;
 mod sync;
+mod tasks;
 mod time;
 
 use std::ffi::OsString;
@@ -62,6 +65,7 @@ const EXAMPLES: &str = "\
 Words:
   job    a definition: when to run which command
   fire   one job at one instant: 20261130T020000Z, or m-<ULID> by hand
+  task   a piece of work to be run once, t-<ULID>, that waits in the queue
   node   one running `fleetcron run`
   run    one command of one fire on one node; its record tells the outcome
 
@@ -71,6 +75,9 @@ Examples:
   fleetcron jobs                  all jobs: when next, how the last run ended
   fleetcron next --until 06:00    what will run tonight, in order
   fleetcron start backup --wait   run a job now, exit with its code
+  fleetcron submit -- mail.sh 7   run a command once, on a node that has room
+  fleetcron tasks                 what waits, runs and has ended of those
+  fleetcron cancel backup/FIRE    stop what runs
   fleetcron runs backup           its last runs
   fleetcron logs backup           what it wrote
   fleetcron pause --all           start nothing more, until resumed
@@ -120,6 +127,9 @@ enum Command {
     Nodes(nodes::Args),
     Doctor(doctor::Args),
     Start(start::Args),
+    Cancel(cancel::Args),
+    Submit(submit::Args),
+    Tasks(tasks::Args),
     Pause(pause::Args),
     Resume(resume::Args),
     Drain(drain::Args),
@@ -187,6 +197,9 @@ impl Cli {
             Command::Nodes(nodes::Args {}) => nodes::nodes(door).await,
             Command::Doctor(args) => doctor::doctor(door, &args).await,
             Command::Start(args) => start::start(door, &args).await,
+            Command::Cancel(args) => cancel::cancel(door, &args).await,
+            Command::Submit(args) => submit::submit(door, args).await,
+            Command::Tasks(args) => tasks::tasks(door, &args).await,
             Command::Pause(args) => pause::pause(door, &args).await,
             Command::Resume(args) => resume::resume(door, &args).await,
             Command::Drain(args) => drain::drain(door, &args).await,

@@ -11,6 +11,7 @@ mod fleet;
 pub mod health;
 mod held_back;
 mod leave;
+mod mutexes;
 mod orphans;
 mod publish;
 mod pursuit;
@@ -19,6 +20,7 @@ mod retries;
 pub mod signals;
 pub mod state;
 pub mod sweep;
+mod tasks;
 mod waiting;
 mod wards;
 
@@ -42,6 +44,7 @@ use self::due::{CatchingUp, Looks};
 use self::fleet::Fleet;
 use self::health::{Beat, Moment, Whose};
 use self::held_back::{HeldBack, Way};
+use self::mutexes::Mutexes;
 use self::orphans::{Orphans, Told};
 use self::publish::Files;
 use self::pursuit::{Pursuit, Step};
@@ -49,6 +52,7 @@ use self::queued::Queued;
 use self::retries::Retries;
 use self::signals::{Signal, Signals};
 use self::state::{Life, State};
+use self::tasks::{Heard, Tasks};
 use self::waiting::Waiting;
 use self::wards::{Looked, Wards};
 use crate::cgroup::Delegated;
@@ -56,10 +60,10 @@ use crate::clock::Clock;
 use crate::config::Policy;
 use crate::fire::{Fire, FireId, Lane};
 use crate::guard::{Guards, RunFolder};
-use crate::job::{DEFAULT_KILL_AFTER, Job, JobName, RunOn};
+use crate::job::{DEFAULT_KILL_AFTER, Job, JobName, Overlap, Priority, RunOn};
 use crate::node::{Labels, NodeName};
 use crate::planner::{Planned, Planner};
-use crate::race::{self, Candidate, Found, Me, Standing, Unrun};
+use crate::race::{self, Basis, Candidate, Chains, Found, Me, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, Account, Order, Place};
 use crate::schedule::Timestamp;
@@ -112,6 +116,7 @@ pub async fn daemon(options: Options) -> anyhow::Result<()> {
         cgroups: cgroups(&options.state),
         account: Account::own().context("the user database cannot be read")?,
         policy: options.policy.clone(),
+        chains: Chains::default(),
     };
     let gone = CancellationToken::new();
     let mut services = JoinSet::new();
@@ -245,11 +250,15 @@ struct Daemon {
     orphans: Orphans,
     state: Arc<State>,
     /// Requests that are not dealt with yet, by key, with when they were made.
-    asked: BTreeMap<String, (Fire, Timestamp)>,
+    asked: BTreeMap<String, Asked>,
     /// Fires that wait for a slot.
     waiting: Waiting,
     /// Fires that wait for their lane.
     queued: Queued,
+    /// Who has what jobs and tasks share, and fires that wait for that.
+    mutexes: Mutexes,
+    /// Tasks that this node may run.
+    queue: Tasks,
     /// Fires that are to be cancelled.
     cancels: Cancels,
     /// Fires that wait for the instant of their next attempt.
@@ -306,6 +315,15 @@ struct Hand {
     kill_after: Duration,
 }
 
+/// A request to start a job.
+struct Asked {
+    fire: Fire,
+    /// When it was made.
+    at: Timestamp,
+    /// It runs beside another fire of its lane.
+    force: bool,
+}
+
 /// Everything that can wake the daemon. The list is closed on purpose.
 enum Wake {
     Jobs(Seen),
@@ -313,6 +331,8 @@ enum Wake {
     Nodes(Seen),
     Pauses(Seen),
     Drains(Seen),
+    Mutexes(mutexes::Seen),
+    Queue(Heard),
     /// It is time to look at the clock.
     Time,
     LaneFree(Result<Fire, JoinError>),
@@ -332,6 +352,8 @@ enum News {
     Wards(Looked),
     /// This node's lane of a job is there, with this floor.
     Lane(JobName, Timestamp),
+    /// What a look into the queue has shown. None: it could not be looked into.
+    Tasks(Option<tasks::Found>),
 }
 
 impl Daemon {
@@ -384,6 +406,8 @@ impl Daemon {
             asked: BTreeMap::new(),
             waiting: Waiting::default(),
             queued: Queued::default(),
+            mutexes: Mutexes::follow(&store),
+            queue: Tasks::follow(&store, clock),
             cancels: Cancels::default(),
             retries: Retries::default(),
             unrun: VecDeque::new(),
@@ -405,7 +429,10 @@ impl Daemon {
         daemon.clear_orphan_folders(&left);
         for found in left {
             if state.is_own(found.lock.node_start) {
-                let job = job_now(&daemon.place.store, &found.fire.job).await?;
+                let job = match found.lock.task(&found.fire) {
+                    Some(task) => Some(Arc::new(task.job)),
+                    None => job_now(&daemon.place.store, &found.fire.job).await?,
+                };
                 daemon.take_back(found, job, Order::GoOn);
             }
             // Of a former owner of the name: an orphan like others.
@@ -422,6 +449,7 @@ impl Daemon {
                 Wake::Nodes(seen) => self.nodes_seen(seen),
                 Wake::Pauses(seen) => {
                     self.held_back.pauses_seen(seen);
+                    self.queue.look_again();
                     self.go_on_where_free();
                 }
                 Wake::Drains(seen) => {
@@ -431,6 +459,8 @@ impl Daemon {
                         self.use_free_slots();
                     }
                 }
+                Wake::Mutexes(seen) => self.mutexes_seen(seen),
+                Wake::Queue(heard) => self.queue_heard(heard),
                 Wake::Time => {
                     self.look_at_time();
                     self.use_free_slots();
@@ -486,6 +516,8 @@ impl Daemon {
             Some(waited) = self.queued.next() => Wake::LaneFree(waited),
             Some(ended) = self.tasks.join_next() => Wake::Ended(ended),
             seen = self.requests.next() => Wake::Requests(seen),
+            seen = self.mutexes.next() => Wake::Mutexes(seen),
+            heard = self.queue.next() => Wake::Queue(heard),
             Some(ended) = self.chores.join_next() => Wake::ChoreEnded(ended),
         }
     }
@@ -503,8 +535,11 @@ impl Daemon {
             // Who knows of no node, not even of this one, settles nothing.
             self.wards.next().filter(|_| self.fleet.up_since().is_some()),
             self.next_retry(),
+            self.queue.next_due(),
+            self.mutexes.next_end(),
         ];
-        let by_boot = self.looks.next().map(|at| at.saturating_sub(clock.since_boot()));
+        let by_boot = [self.looks.next(), self.next_task()];
+        let by_boot = by_boot.into_iter().flatten().map(|at| at.saturating_sub(clock.since_boot()));
         let all = by_clock.into_iter().flatten().map(|at| clock.until(at)).chain(by_boot);
         all.fold(longest, Duration::min).max(SHORTEST_SLEEP)
     }
@@ -513,11 +548,15 @@ impl Daemon {
         match news {
             News::Undecided(fires) => {
                 for fire in fires {
-                    self.race_for(fire);
+                    // One that waits for its mutex is in somebody's hands.
+                    if !self.waits_for_mutex(&fire) {
+                        self.race_for(fire);
+                    }
                 }
             }
             News::Wards(looked) => self.wards_looked_at(looked),
             News::Lane(job, floor) => self.lane_is_there(job, floor),
+            News::Tasks(found) => self.tasks_found(found),
         }
     }
 
@@ -567,6 +606,7 @@ impl Daemon {
                     return;
                 }
                 self.unreadable.remove(&job.name);
+                self.place.chains.put(&job, definition);
                 debug!(job = %job.name, %definition, "job defined");
                 if since > self.options.clock.now() + FROM_THE_FUTURE {
                     warn!(job = %job.name, %since,
@@ -586,6 +626,7 @@ impl Daemon {
                 warn!(%error, "a job is passed over, the others go on");
                 // What it was before is no longer what is wanted.
                 if let Ok(name) = keys::name_of(&entry.key).parse() {
+                    self.place.chains.remove(&name);
                     self.planner.remove(&name);
                     self.unreadable.insert(name.clone());
                     self.choose_ward(&name);
@@ -598,8 +639,10 @@ impl Daemon {
         debug!(job = %name, "job removed");
         self.unreadable.remove(name);
         self.planner.remove(name);
+        self.place.chains.remove(name);
         self.waiting.forget(name);
         self.queued.forget(name);
+        self.stop_waiting_for_mutexes(name);
         self.catching_up.remove(name);
         self.choose_ward(name);
     }
@@ -743,7 +786,7 @@ impl Daemon {
         if !self.knows_jobs || !self.fleet.is_known() {
             return;
         }
-        let asked = self.asked.values().map(|(fire, _)| fire).filter(|fire| !self.hands.contains_key(fire));
+        let asked = self.asked.values().map(|asked| &asked.fire).filter(|fire| !self.hands.contains_key(fire));
         for fire in asked.cloned().collect::<Vec<_>>() {
             self.see_to(fire);
         }
@@ -764,7 +807,8 @@ impl Daemon {
 
     /// Races for a fire, or has it wait for a slot.
     fn race_for(&mut self, fire: Fire) {
-        if self.hands.contains_key(&fire) || self.retries.has(&fire) || self.queued.has(&fire) {
+        let waits = self.retries.has(&fire) || self.queued.has(&fire) || self.mutexes.has(&fire);
+        if waits || self.hands.contains_key(&fire) {
             return;
         }
         let is_scheduled = matches!(fire.id, FireId::Scheduled(_));
@@ -775,7 +819,7 @@ impl Daemon {
                 return;
             }
             // A request is there to be asked for again.
-            Way::UntilPauseIsGone if matches!(fire.id, FireId::Manual(_)) => return,
+            Way::UntilPauseIsGone if fire.id.is_asked_for() => return,
             Way::UntilPauseIsGone => return self.held_back.keep(fire),
         }
         if is_scheduled && !self.agreement.is_given() {
@@ -786,7 +830,7 @@ impl Daemon {
             debug!(job = %fire.job, fire = %fire.id, "not raced for: this node is drained");
             return;
         }
-        if self.hands.len() >= self.options.slots as usize {
+        if !self.has_slot() {
             self.wait_for_slot(fire);
             return;
         }
@@ -800,11 +844,15 @@ impl Daemon {
             info!(job = %fire.job, fire = %fire.id, "not run: the job changed, and it is not due any more");
             return;
         }
-        let asked_at = self.asked.get(&keys::request(&fire)).map(|(_, asked_at)| *asked_at);
+        let asked = self.asked.get(&keys::request(&fire));
+        let (asked_at, is_forced) = (asked.map(|asked| asked.at), asked.is_some_and(|asked| asked.force));
+        let mutex = planned.job.mutex.clone();
         let candidate = Candidate {
             fire: fire.clone(),
-            definition: Revision(planned.definition),
-            overlap: planned.job.overlap,
+            basis: Basis::Definition(Revision(planned.definition)),
+            overlap: if is_forced { Overlap::Allow } else { planned.job.overlap },
+            mutex: mutex.map(|mutex| (mutex.clone(), self.mutexes.places(&mutex))),
+            restarts_chain: planned.job.after.as_ref().is_some_and(|after| after.all),
             was: planned.job.was.clone(),
             policy: LockPolicy {
                 promise: planned.job.promise,
@@ -812,12 +860,20 @@ impl Daemon {
                 last_start: planned.last_start(asked_at.unwrap_or(at)),
                 hold: run::hold_of(&planned.job, &fire.lane),
                 retry: planned.job.retry.clone(),
+                slot: None,
+                task: None,
             },
         };
-        let (job, kill_after) = (planned.job.clone(), planned.job.kill_after);
+        let job = planned.job.clone();
+        self.pursue(candidate, job, self.place.clone());
+    }
+
+    /// Races for a fire in a task of its own, and runs it when the race is won.
+    fn pursue(&mut self, candidate: Candidate, job: Arc<Job>, place: Place) {
+        let (fire, kill_after) = (candidate.fire.clone(), job.kill_after);
         let (orders, hear) = watch::channel(Order::GoOn);
         let pursuit = Pursuit {
-            place: self.place.clone(),
+            place,
             standing: self.standing.clone(),
             candidate,
             job,
@@ -842,10 +898,23 @@ impl Daemon {
         self.obey(&fire);
     }
 
+    fn has_slot(&self) -> bool {
+        self.hands.len() < self.options.slots as usize
+    }
+
+    /// The job of a fire whose lock is this one: that of a task lies in the lock.
+    fn job_of(&self, found: &Found) -> Option<Arc<Job>> {
+        match found.lock.task(&found.fire) {
+            Some(task) => Some(Arc::new(task.job)),
+            None => self.planner.get(&found.fire.job).map(|planned| planned.job.clone()),
+        }
+    }
+
     /// Puts a fire into the queue for a slot. A scheduled fire of the same job that waits there is superseded.
     fn wait_for_slot(&mut self, fire: Fire) {
         let by = fire.id;
-        if let Some(older) = self.waiting.push(fire) {
+        let priority = self.planner.get(&fire.job).map_or(Priority::default(), |planned| planned.job.priority);
+        if let Some(older) = self.waiting.push(fire, priority) {
             self.supersede(older, by, "a slot");
         }
     }
@@ -857,11 +926,8 @@ impl Daemon {
             warn!(job = %older.job, fire = %older.id, "too many fires wait for the store, this one gets no record");
             return;
         }
-        let unrun = Unrun {
-            outcome: Outcome::Skipped,
-            reason: format!("superseded by {by} while it waited for {waited_for}"),
-            because_of: None,
-        };
+        let reason = format!("superseded by {by} while it waited for {waited_for}");
+        let unrun = Unrun::new(Outcome::Skipped, reason);
         let job = older.job.clone();
         self.unrun.push_back((older, unrun));
         self.go_on_catching_up(&job);
@@ -870,17 +936,29 @@ impl Daemon {
 
     /// Goes on with what waited for a slot.
     fn use_free_slots(&mut self) {
-        while self.hands.len() < self.options.slots as usize {
-            if self.take_over_next() || self.try_again_next() {
-                continue;
-            } else if let Some(fire) = self.waiting.pop() {
-                self.race_for(fire);
-            } else if let Some((fire, unrun)) = self.unrun.pop_front() {
-                self.decide(fire, unrun);
-            } else {
+        while self.has_slot() {
+            let goes_on = self.take_over_next() || self.try_again_next() || self.start_next();
+            if !goes_on {
                 return;
             }
         }
+    }
+
+    /// Takes what comes first of the fires that wait for a slot and the tasks; false where there is none.
+    fn start_next(&mut self) -> bool {
+        if let Some(first) = self.waiting.first_priority() {
+            if !self.take_task_before(Some(first))
+                && let Some(fire) = self.waiting.pop()
+            {
+                self.race_for(fire);
+            }
+            return true;
+        }
+        if let Some((fire, unrun)) = self.unrun.pop_front() {
+            self.decide(fire, unrun);
+            return true;
+        }
+        self.take_task_before(None)
     }
 
     /// Records a fire as not run, in a task of its own.
@@ -948,15 +1026,26 @@ impl Daemon {
         };
         self.hands.remove(&fire);
         self.go_on_catching_up(&fire.job);
+        self.step(fire, step);
+        self.use_free_slots();
+    }
+
+    /// Goes on with a fire as its task has left it.
+    fn step(&mut self, fire: Fire, step: Step) {
+        let of = fire.clone();
         match step {
             Step::Done => self.decided = Some(self.moment()),
             Step::Busy(busy) => self.wait_for_lane(*busy),
+            Step::NoSlot(wait) => self.wait_for_mutex(fire.clone(), wait),
             Step::Waits(found) => {
                 self.retries.push(*found);
                 self.obey(&fire);
             }
             // Only a request waits on. It may be that the end of the pause was seen before this.
-            Step::HeldBack => self.ask_again = true,
+            Step::HeldBack => {
+                self.ask_again = true;
+                self.queue.look_again();
+            }
             Step::Refused(error) => {
                 error!(job = %fire.job, fire = %fire.id, %error, "the store refuses; nothing more is done about this fire now");
             }
@@ -966,7 +1055,7 @@ impl Daemon {
                 self.race_again_for_outdated();
             }
         }
-        self.use_free_slots();
+        self.leave_mutex_alone(&of);
     }
 
     /// Gives up what is not known to be held. What was claimed all the same is closed at the next start.
@@ -1006,11 +1095,11 @@ impl Daemon {
 }
 
 /// A request to start a job, from its entry, with when it was made.
-fn requested(entry: Entry) -> Option<(String, (Fire, Timestamp))> {
+fn requested(entry: Entry) -> Option<(String, Asked)> {
     let fire = keys::fire_requested(&entry.key)?;
     let request = values::decode::<Request>(&entry.key, &entry.value);
-    let at = request.map_or_else(|_| fire.scheduled_at(), |request| request.at);
-    Some((entry.key, (fire, at)))
+    let (at, force) = request.map_or_else(|_| (fire.scheduled_at(), false), |request| (request.at, request.force));
+    Some((entry.key, Asked { fire, at, force }))
 }
 
 /// The floors of all lanes.

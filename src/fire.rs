@@ -1,4 +1,4 @@
-//! Fires: one job at one instant, or one request.
+//! Fires: one job at one instant, or one request, or one task.
 //!
 //! A fire's identity never depends on who looks or when, so every node names it alike and the store can tell
 //! that it is decided.
@@ -27,6 +27,11 @@ impl Fire {
         Fire { job, lane: Lane::OneNode, id }
     }
 
+    /// A task.
+    pub fn task(id: Ulid) -> Fire {
+        Fire::new(JobName::of_tasks(), FireId::Task(id))
+    }
+
     /// The instant it stands for: the scheduled one, or when it was asked for.
     pub fn scheduled_at(&self) -> Timestamp {
         self.id.instant()
@@ -50,8 +55,12 @@ pub enum FireId {
     /// Asked for by hand: `m-<ulid>`, the ulid being made when it was asked for, or of the missed instant that it
     /// makes good.
     Manual(Ulid),
+    /// Set off by the end of another job's fire: `c-<ulid>`, the ulid being of the instant at which that one ended.
+    Chain(Ulid),
     /// Of `@reboot`: `boot-<node start>`, which is made at a node's first start after a boot.
     Boot(NodeStart),
+    /// A task: `t-<ulid>`, the ulid being made when it was submitted.
+    Task(Ulid),
 }
 
 impl FireId {
@@ -60,12 +69,19 @@ impl FireId {
         FireId::Scheduled(at.trunc_subsecs(0))
     }
 
-    /// The instant it stands for, in whole seconds for a schedule and milliseconds for a request or a boot.
+    /// The instant it stands for, in whole seconds for a schedule and milliseconds for all else.
     pub fn instant(&self) -> Timestamp {
         match self {
             FireId::Scheduled(at) => *at,
-            FireId::Manual(id) | FireId::Boot(NodeStart(id)) => id.datetime().into(),
+            FireId::Manual(id) | FireId::Chain(id) | FireId::Task(id) | FireId::Boot(NodeStart(id)) => {
+                id.datetime().into()
+            }
         }
+    }
+
+    /// Whether it is there because of a request in the store, which its claim uses up.
+    pub fn is_asked_for(&self) -> bool {
+        matches!(self, FireId::Manual(_) | FireId::Chain(_))
     }
 }
 
@@ -76,6 +92,8 @@ impl fmt::Display for FireId {
         match self {
             FireId::Scheduled(at) => write!(f, "{}", at.format(SCHEDULED)),
             FireId::Manual(id) => write!(f, "m-{id}"),
+            FireId::Chain(id) => write!(f, "c-{id}"),
+            FireId::Task(id) => write!(f, "t-{id}"),
             FireId::Boot(start) => write!(f, "boot-{start}"),
         }
     }
@@ -92,6 +110,8 @@ impl FromStr for FireId {
     fn from_str(text: &str) -> Result<FireId, BadFireId> {
         let id = match text.split_once('-') {
             Some(("m", ulid)) => ulid.parse().ok().map(FireId::Manual),
+            Some(("c", ulid)) => ulid.parse().ok().map(FireId::Chain),
+            Some(("t", ulid)) => ulid.parse().ok().map(FireId::Task),
             Some(("boot", start)) => start.parse().ok().map(FireId::Boot),
             _ => {
                 NaiveDateTime::parse_from_str(text, SCHEDULED)
@@ -148,7 +168,8 @@ mod tests {
 
     #[test]
     fn a_fire_id_reads_back_and_has_one_spelling() {
-        for text in ["20261130T020000Z", "19991231T235959Z", "m-01ARZ3NDEKTSV4RRFFQ69G5FAV"] {
+        let ulids = ["m-01ARZ3NDEKTSV4RRFFQ69G5FAV", "c-01ARZ3NDEKTSV4RRFFQ69G5FAV", "t-01ARZ3NDEKTSV4RRFFQ69G5FAV"];
+        for text in ["20261130T020000Z", "19991231T235959Z"].into_iter().chain(ulids) {
             assert_eq!(text.parse::<FireId>().map(|id| id.to_string()), Ok(text.to_owned()));
         }
         for text in [

@@ -20,7 +20,19 @@ impl JobName {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The name that tasks lie under. No job can have it.
+    pub fn of_tasks() -> JobName {
+        JobName(TASKS.into())
+    }
+
+    pub fn is_of_tasks(&self) -> bool {
+        &*self.0 == TASKS
+    }
 }
+
+/// A job's name does not begin with a tilde.
+const TASKS: &str = "~task";
 
 impl fmt::Display for JobName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -31,8 +43,12 @@ impl fmt::Display for JobName {
 impl FromStr for JobName {
     type Err = BadName;
 
+    /// Reads a name out of a key, so also that of tasks.
     fn from_str(text: &str) -> Result<JobName, BadName> {
-        checked_name(text).map(JobName)
+        match text {
+            TASKS => Ok(JobName::of_tasks()),
+            _ => checked_name(text).map(JobName),
+        }
     }
 }
 
@@ -64,6 +80,121 @@ impl FromStr for SourceName {
     fn from_str(text: &str) -> Result<SourceName, BadName> {
         checked_name(text).map(SourceName)
     }
+}
+
+/// What several jobs and tasks share of which only so many may run at once; the same rule as for a [`JobName`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MutexName(Box<str>);
+
+impl MutexName {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for MutexName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for MutexName {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<MutexName, BadName> {
+        checked_name(text).map(MutexName)
+    }
+}
+
+/// One of the places that a mutex has: `db1/0`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot {
+    pub mutex: MutexName,
+    pub number: u32,
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.mutex, self.number)
+    }
+}
+
+impl FromStr for Slot {
+    type Err = BadName;
+
+    fn from_str(text: &str) -> Result<Slot, BadName> {
+        let bad = || BadName(text.to_owned());
+        let (mutex, number) = text.split_once('/').ok_or_else(bad)?;
+        let slot = Slot { mutex: mutex.parse()?, number: number.parse().map_err(|_| bad())? };
+        // One spelling for each: two keys of one place would be two places.
+        if slot.to_string() == text { Ok(slot) } else { Err(bad()) }
+    }
+}
+
+/// What comes first of what waits for a slot of a node: 9 before 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority(u8);
+
+impl Priority {
+    pub const HIGHEST: Priority = Priority(9);
+
+    /// All, the highest first.
+    pub fn all() -> impl Iterator<Item = Priority> {
+        (0..=9).rev().map(Priority)
+    }
+
+    pub fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl Default for Priority {
+    fn default() -> Priority {
+        Priority(5)
+    }
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl TryFrom<u64> for Priority {
+    type Error = String;
+
+    fn try_from(number: u64) -> Result<Priority, String> {
+        let bad = || format!("a priority is 0 to 9, not {number}");
+        u8::try_from(number).ok().filter(|number| *number <= 9).map(Priority).ok_or_else(bad)
+    }
+}
+
+impl FromStr for Priority {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Priority, String> {
+        let number: u64 = text.parse().map_err(|_| format!("a priority is 0 to 9, not {text:?}"))?;
+        number.try_into()
+    }
+}
+
+/// The jobs whose ends set a job off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct After {
+    /// Never empty.
+    pub jobs: BTreeSet<JobName>,
+    /// All of them, since the job's own last run; else each of them by itself.
+    pub all: bool,
+    pub on: EndsIn,
+}
+
+/// Which ends of a run count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum EndsIn {
+    #[default]
+    Success,
+    Failure,
+    Any,
 }
 
 /// Why a text is no name of a job or source.
@@ -111,6 +242,11 @@ pub struct Job {
     /// How long after its instant a fire may start, whatever delays it.
     pub start_within: Duration,
     pub retry: Option<Retry>,
+    /// What it shares with others.
+    pub mutex: Option<MutexName>,
+    pub priority: Priority,
+    /// What sets it off beside its schedule.
+    pub after: Option<After>,
     /// The exit codes that count as success.
     pub success_exit: BTreeSet<u8>,
     pub keep: Keep,

@@ -6,11 +6,13 @@
 //! `[defaults]` are for the jobs of their own file: what a job does can be read in one file, and a file put
 //! beside it changes nothing.
 
+mod chains;
 mod document;
 mod fields;
 mod found;
 mod names;
 mod plan;
+mod limits;
 mod policies;
 mod remark;
 mod terms;
@@ -26,12 +28,13 @@ use toml::de::{DeTable, DeValue};
 
 use self::fields::{FIELDS, Written};
 use self::found::{At, Found, Spot};
+use self::limits::Limits;
 use self::names::{name_hint, nearest};
 pub use self::plan::{Change, FieldChange, Plan, fields, plan};
 use self::remark::quoted;
 pub use self::remark::{Mistake, Place, Remark, Warning};
 use self::value::Field;
-use crate::job::{Job, JobName, SourceName};
+use crate::job::{Job, JobName, MutexName, SourceName};
 use crate::schedule::Timestamp;
 
 /// One file, as it was read.
@@ -50,6 +53,8 @@ pub struct JobFile {
     pub source_named: bool,
     /// Sorted by name.
     pub jobs: Vec<Job>,
+    /// How many may have a mutex, or run of a queue, at once.
+    pub limits: BTreeMap<MutexName, u32>,
     /// Where each job's name is written.
     pub places: BTreeMap<JobName, Place>,
     /// Sorted by file and place.
@@ -92,12 +97,17 @@ pub fn parse(files: &[SourceFile<'_>]) -> Result<JobFile, Mistakes> {
 
     let mut sources = Vec::new();
     let mut drafts = Vec::new();
+    let mut limits = Limits::default();
     for (file, document) in &documents {
-        read_document(*file, document, &mut sources, &mut drafts, &mut found);
+        read_document(*file, document, &mut sources, &mut limits, &mut drafts, &mut found);
     }
     let source = agreed_source(sources, &mut found);
     let drafts = without_clashes(drafts, &mut found);
     check_former_names(&drafts, &mut found);
+    let after_spots = drafts
+        .iter()
+        .filter_map(|(name, draft)| Some((name.clone(), draft.written.after_spot()?)))
+        .collect();
 
     let mut jobs = Vec::new();
     let mut places = BTreeMap::new();
@@ -114,10 +124,19 @@ pub fn parse(files: &[SourceFile<'_>]) -> Result<JobFile, Mistakes> {
         }
     }
     warn_of_utc(without_zone, &mut found);
+    chains::check(&jobs, &after_spots, &mut found);
 
     let warnings = found.end()?;
     let source_named = source.is_some();
-    Ok(JobFile { source: source.unwrap_or_default(), source_named, jobs, places, warnings, schedule_spots })
+    Ok(JobFile {
+        source: source.unwrap_or_default(),
+        source_named,
+        jobs,
+        limits: limits.end(),
+        places,
+        warnings,
+        schedule_spots,
+    })
 }
 
 /// What is valid in the schedules and probably not meant, as seen at `now`. It looks a year ahead for each job,
@@ -144,13 +163,14 @@ struct Named {
     defaults: Rc<Written>,
 }
 
-const TABLES: [&str; 3] = ["source", "defaults", "jobs"];
+const TABLES: [&str; 4] = ["source", "defaults", "limits", "jobs"];
 
-/// The top of one file: `[source]`, `[defaults]` and `[jobs.NAME]`.
+/// The top of one file: `[source]`, `[defaults]`, `[limits]` and `[jobs.NAME]`.
 fn read_document(
     file: usize,
     document: &DeTable<'_>,
     sources: &mut Vec<At<SourceName>>,
+    limits: &mut Limits,
     drafts: &mut Vec<Draft>,
     found: &mut Found<'_>,
 ) {
@@ -168,8 +188,9 @@ fn read_document(
             }
             "jobs" => jobs = jobs_table(&spot, &field, found),
             "limits" => {
-                let hint = "this version would not act on it; leave it out";
-                found.mistake(&spot, "[limits] is not supported yet", hint);
+                if let Some(table) = field.table(found) {
+                    limits.read(file, table, found);
+                }
             }
             name => refuse_at_top(&spot, name, &field, found),
         }
@@ -241,8 +262,8 @@ fn read_job(
 ) -> Option<(Option<JobName>, Spot, Written)> {
     let spot = Spot::new(file, key.span());
     let text: &str = key.get_ref();
-    let name = text.parse::<JobName>();
-    if name.is_err() {
+    let name = text.parse::<JobName>().ok().filter(|name| !name.is_of_tasks());
+    if name.is_none() {
         found.mistake(&spot, format!("bad job name: {}", quoted(text)), &*name_hint(text));
     }
     let DeValue::Table(table) = value.get_ref() else {
@@ -255,7 +276,7 @@ fn read_job(
         return None;
     };
     let written = Written::job(file, text, &spot, table, found);
-    Some((name.ok(), spot, written))
+    Some((name, spot, written))
 }
 
 /// The name that all files which give one agree on.

@@ -15,6 +15,7 @@ pub mod schedule;
 pub mod node;
 pub mod job;
 pub mod fire;
+pub mod task;
 pub mod record;
 
 // Thought: pure functions.
@@ -41,6 +42,7 @@ pub mod journal;
 pub mod race;
 pub mod run;
 pub mod warden;
+pub mod queue;
 pub mod act;
 pub mod sync;
 

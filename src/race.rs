@@ -7,14 +7,17 @@
 //! late finds the fire decided however late it is. And it compares this node's own registration, so by moving that
 //! registration (a *fence*) all that this node sent before and got no answer to can no longer happen.
 
+mod chain;
 mod claim;
 mod keep;
 mod lane;
 mod orphan;
 mod registration;
 
+pub use chain::{Chains, Links};
 pub use claim::{
-    Begun, Candidate, Claim, Decided, Found, Raced, Unrun, begin_again, claim, decide_unrun, mine, undecided,
+    Basis, Begun, Candidate, Claim, Decided, Found, Raced, Unrun, about, about_mutex, begin_again, claim,
+    decide_unrun, mine, put_status, undecided,
 };
 pub use keep::{Verified, rewrite, verify};
 pub use lane::{ask_to_stop, until_gone};

@@ -5,6 +5,7 @@ use std::fmt;
 use crate::fire::Fire;
 use crate::node::{NodeName, NodeStart};
 use crate::schedule::Timestamp;
+use crate::task::Task;
 
 /// What became of a fire: one for each, kept after the lock is gone, so that it is never decided twice.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,10 @@ pub struct Record {
     pub written_at: Timestamp,
     /// The last bytes of output of a run that did not succeed, at most [`TAIL`] bytes of text.
     pub tail: Option<String>,
+    /// The task that it was, if it was one.
+    pub task: Option<Box<Task>>,
+    /// The fires of other jobs that this one's end has set off.
+    pub set_off: Vec<Fire>,
 }
 
 /// How far a record of many fires reaches.
@@ -54,6 +59,8 @@ impl Record {
             writer,
             written_at: at,
             tail: None,
+            task: None,
+            set_off: Vec::new(),
         }
     }
 }

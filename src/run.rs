@@ -39,7 +39,7 @@ use crate::fire::Lane;
 use crate::guard::{Ended, FolderName, Guard, Guards, RunFolder, Spec};
 use crate::job::{Job, Overlap, Promise};
 use crate::journal::Journal;
-use crate::race::{self, Claim, InTouch, Standing, Verified};
+use crate::race::{self, Chains, Claim, InTouch, Standing, Verified};
 use crate::record::Outcome;
 use crate::schedule::Timestamp;
 use crate::store::{Store, StoreError, Together};
@@ -62,6 +62,8 @@ pub struct Place {
     pub cgroups: Option<PathBuf>,
     pub account: Account,
     pub policy: Policy,
+    /// What the end of a run sets off.
+    pub chains: Chains,
 }
 
 /// What the daemon wants of a run under way.

@@ -63,7 +63,7 @@ pub type Timestamp = chrono::DateTime<chrono::Utc>;
 /// Two schedules are equal if their texts, zone, calendar and what `H` stands for are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// As many as `texts`, at least one.
+    /// As many as `texts`. None: it has no instants.
     rules: Arc<[Rule]>,
     texts: Arc<[String]>,
     zone: Zone,
@@ -110,6 +110,16 @@ impl Schedule {
             true => Ok(Schedule { rules: rules.into(), texts: tidy.into(), zone: *zone, calendar: None }),
             false => Err(errors),
         }
+    }
+
+    /// Of what is never due by itself.
+    pub fn none(zone: &Zone) -> Schedule {
+        Schedule { rules: Arc::new([]), texts: Arc::new([]), zone: *zone, calendar: None }
+    }
+
+    /// Whether it is [`Schedule::none`].
+    pub fn is_none(&self) -> bool {
+        self.rules.is_empty()
     }
 
     /// The same schedule without the instants that `calendar` excludes.

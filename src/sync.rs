@@ -12,10 +12,10 @@ use ulid::Ulid;
 
 use crate::act;
 use crate::fire::{FireId, Lane};
-use crate::job::{Job, JobName, SourceName};
+use crate::job::{Job, JobName, MutexName, SourceName};
 use crate::jobfile::{self, Plan};
 use crate::schedule::Timestamp;
-use crate::store::values::{self, Definition, Former, SourceState, Unreadable};
+use crate::store::values::{self, Definition, Former, MutexLimit, SourceState, Unreadable};
 use crate::store::{Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Txn, keys};
 
 /// What a source is to hold.
@@ -23,11 +23,12 @@ use crate::store::{Compare, Entry, MOST_OPS, Op, Revision, Store, StoreError, Tx
 pub struct Wanted {
     pub source: SourceName,
     pub jobs: Vec<Job>,
+    pub limits: BTreeMap<MutexName, u32>,
 }
 
 impl Wanted {
     pub fn digest(&self) -> String {
-        values::digest(&self.jobs)
+        values::digest(&self.jobs, &self.limits)
     }
 }
 
@@ -44,6 +45,8 @@ pub struct Outlook {
     state: Option<SourceState>,
     state_revision: Revision,
     definitions: BTreeMap<JobName, Known>,
+    /// The revisions of the limits that the source has in the store.
+    limits: BTreeMap<MutexName, Revision>,
 }
 
 #[derive(Debug)]
@@ -88,10 +91,16 @@ pub async fn look(store: &Store, wanted: &Wanted) -> Result<Outlook, SyncError> 
     // The source first: if anything is written after this, the first transaction finds it changed.
     let state = store.get(&keys::source(&wanted.source)).await?;
     let listing = store.list(keys::jobs()).await?;
-    outlook(wanted, state, listing.entries)
+    let limits = store.list(keys::limits()).await?;
+    outlook(wanted, state, listing.entries, limits.entries)
 }
 
-fn outlook(wanted: &Wanted, state: Option<Entry>, entries: Vec<Entry>) -> Result<Outlook, SyncError> {
+fn outlook(
+    wanted: &Wanted,
+    state: Option<Entry>,
+    entries: Vec<Entry>,
+    limits: Vec<Entry>,
+) -> Result<Outlook, SyncError> {
     let state_revision = state.as_ref().map_or(Revision(0), |entry| entry.mod_revision);
     let state = state.map(|entry| values::decode(&entry.key, &entry.value)).transpose()?;
     let wants: BTreeMap<&JobName, &Job> = wanted.jobs.iter().map(|job| (&job.name, job)).collect();
@@ -122,8 +131,19 @@ fn outlook(wanted: &Wanted, state: Option<Entry>, entries: Vec<Entry>) -> Result
             }
         }
     }
-    let plan = jobfile::plan(&ours, &wanted.jobs);
-    Ok(Outlook { plan, foreign, unreadable, there: ours.len(), state, state_revision, definitions })
+    let (mut said, mut revisions) = (BTreeMap::new(), BTreeMap::new());
+    for entry in limits {
+        let Some((mutex, source)) = keys::limit_of(&entry.key) else { continue };
+        if source == wanted.source {
+            let limit = values::decode::<MutexLimit>(&entry.key, &entry.value).ok();
+            // One that cannot be read is another than any that is wanted.
+            said.insert(mutex.clone(), limit.map_or(0, |limit| limit.slots));
+            revisions.insert(mutex, entry.mod_revision);
+        }
+    }
+    let plan = jobfile::plan(&ours, &wanted.jobs).with_limits(&said, &wanted.limits);
+    let there = ours.len();
+    Ok(Outlook { plan, foreign, unreadable, there, state, state_revision, definitions, limits: revisions })
 }
 
 /// Carries out what an outlook says, in transactions of at most 128 operations. Foreign jobs in the files become this
@@ -218,6 +238,15 @@ fn changes(wanted: &Wanted, outlook: &Outlook, now: Timestamp) -> Vec<JobChange>
         let mut ops = vec![Op::delete(keys::job(name)), Op::delete(keys::statuses_of(name))];
         ops.extend(former(name, known, now, true));
         changes.push(JobChange { compare: Compare::mod_revision(keys::job(name), known.revision), ops });
+    }
+    for (mutex, _, limit) in &outlook.plan.limits {
+        let key = keys::limit(mutex, &wanted.source);
+        let revision = outlook.limits.get(mutex).copied().unwrap_or(Revision(0));
+        let op = match limit {
+            Some(limit) => Op::put(key.as_str(), values::encode(&MutexLimit::new(*limit))),
+            None => Op::delete(key.as_str()),
+        };
+        changes.push(JobChange { compare: Compare::mod_revision(key, revision), ops: vec![op] });
     }
     changes
 }

@@ -52,7 +52,7 @@ pub(super) fn judge(books: &Books, report: &mut Report) {
 fn coverings<'a>(books: &Books<'a>) -> Vec<Covering<'a>> {
     let scheduled = |fire: &Fire| match fire.id {
         FireId::Scheduled(at) => Some(at),
-        FireId::Manual(_) | FireId::Boot(_) => None,
+        FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) | FireId::Boot(_) => None,
     };
     let records = books.records.iter().filter_map(|record| {
         let first = scheduled(&record.fire)?;

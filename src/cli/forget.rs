@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::failure::{Failure, say};
 use super::read::{self, Pages, UnderWay};
 use super::{Door, act_on, time};
+use crate::race;
 use crate::act::{self, who};
 use crate::fire::Fire;
 use crate::node::NodeName;
@@ -197,7 +198,7 @@ impl Forgetting<'_> {
     async fn close(&self, held: &Held) -> Result<bool, Failure> {
         let node = &self.args.node;
         let record = self.record(held);
-        let (fire, status) = (&held.fire, Status::after(held.status.as_ref(), &record));
+        let fire = &held.fire;
         // Safe when two do it at once, or a node takes the run over: the lock is at this revision for one of them only.
         // A holder that came back has moved its epoch, and one that comes back finds its lock gone.
         let txn = Txn::when([
@@ -209,8 +210,10 @@ impl Forgetting<'_> {
             Op::delete(keys::lock(fire)),
             Op::delete(keys::cancel_request(fire)),
             Op::put(keys::record(fire), values::encode_record(&record)),
-            Op::put(keys::status(&fire.job, &fire.lane), values::encode(&status)),
-        ])
+        ]
+        .into_iter()
+        .chain(race::put_status(held.status.as_ref(), &record))
+        .chain(held.lock.slot().map(|slot| Op::delete(keys::mutex_slot(&slot)))))
         .otherwise([Op::get(keys::record(fire))]);
         let reply = act_on(self.store, self.door.now(), txn).await?;
         let by_us = |entry: &Entry| {
@@ -240,6 +243,8 @@ impl Forgetting<'_> {
             writer: Writer::Operator(self.by.clone()),
             written_at: self.door.now(),
             tail: None,
+            task: lock.task(fire).map(Box::new),
+            set_off: Vec::new(),
         }
     }
 

@@ -24,7 +24,8 @@ use crate::store::{Store, keys, values};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Without a fire it is the newest run of the job: the one under way, or the last one that has its record. A fire is \
-named as `fleetcron runs` shows it: backup/20261130T020000Z, or backup/@db-1/20261130T020000Z for one node's lane.
+named as `fleetcron runs` shows it: backup/20261130T020000Z, or backup/@db-1/20261130T020000Z for one node's lane. A task \
+is named by its id: t-01ARZ3NDEKTSV4RRFFQ69G5FAV.
 
 Output lies on the node that ran the command. On that node all that was kept is shown; elsewhere the record's tail of a \
 run that did not succeed, with the name of the node that has the rest.
@@ -88,8 +89,8 @@ struct Run {
 
 impl Run {
     async fn find(store: &Store, args: &Args) -> Result<Run, Failure> {
-        let entry = match args.of.split_once('/') {
-            Some((job, fire)) => one_fire(store, &fire_of(job, fire)?).await?,
+        let entry = match read::fire(&args.of)? {
+            Some(fire) => one_fire(store, &fire).await?,
             None => newest_run(store, &args.of).await?,
         };
         let (under_way, last) = match &entry {
@@ -181,17 +182,6 @@ fn why_not(entry: &Entry) -> String {
         },
         Entry::UnderWay(_) => "it is not begun".to_owned(),
     }
-}
-
-/// `FIRE` or `LANE/FIRE` of a job.
-fn fire_of(job: &str, fire: &str) -> Result<Fire, Failure> {
-    let job = read::job_name(job)?;
-    Ok(match fire.split_once('/') {
-        Some((lane, id)) => {
-            Fire { job, lane: lane.parse().map_err(Failure::usage)?, id: id.parse().map_err(Failure::usage)? }
-        }
-        None => Fire::new(job, fire.parse().map_err(Failure::usage)?),
-    })
 }
 
 async fn one_fire(store: &Store, fire: &Fire) -> Result<Entry, Failure> {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::failure::{Failure, say};
 use super::out::harmless;
-use crate::fire::Fire;
+use crate::fire::{Fire, FireId};
 use crate::job::JobName;
 use crate::node::NodeName;
 use crate::store::values::{self, Definition, HoldBack, Lock, LockState, Status, Unreadable};
@@ -74,6 +74,21 @@ impl<'s> Pages<'s> {
         }
         Ok(())
     }
+}
+
+/// The fire that a text names: `JOB/FIRE`, `JOB/LANE/FIRE`, or a task by its id alone. None: it names a job.
+pub fn fire(text: &str) -> Result<Option<Fire>, Failure> {
+    if let Ok(FireId::Task(id)) = text.parse() {
+        return Ok(Some(Fire::task(id)));
+    }
+    let Some((job, fire)) = text.split_once('/') else { return Ok(None) };
+    let job = job_name(job)?;
+    Ok(Some(match fire.split_once('/') {
+        Some((lane, id)) => {
+            Fire { job, lane: lane.parse().map_err(Failure::usage)?, id: id.parse().map_err(Failure::usage)? }
+        }
+        None => Fire::new(job, fire.parse().map_err(Failure::usage)?),
+    }))
 }
 
 /// Which jobs are asked about: those named, or all.

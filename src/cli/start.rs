@@ -13,6 +13,7 @@ use super::read;
 use super::runs::{self, Entry};
 use crate::act::{self, who};
 use crate::fire::{Fire, FireId};
+use crate::queue;
 use crate::record::{Outcome, Record};
 use crate::store::values::{self, Request};
 use crate::store::{Compare, Event, Op, PageSpec, Seen, Store, StoreError, Txn, keys};
@@ -43,6 +44,9 @@ pub struct Args {
     /// Wait for the end of the run, and exit as its command did
     #[arg(long)]
     wait: bool,
+    /// Run beside a run of the job that is under way, whatever its overlap rule says
+    #[arg(long)]
+    force: bool,
     /// The request's own id, a ULID [default: a new one]
     #[arg(long, value_name = "ULID", value_parser = request_id)]
     id: Option<Ulid>,
@@ -63,16 +67,22 @@ pub async fn start(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let store = door.store().await?;
     let id = args.id.unwrap_or_else(|| Ulid::from_datetime(door.now().into()));
     let fire = Fire::new(job, FireId::Manual(id));
-    request(&store, &fire, &Request::new(who(), door.now())).await?;
+    let asked = Request::new(who(), door.now()).forced(args.force);
+    request(&store, &fire, &asked).await?;
     warn_if_nobody_is_there(&store).await?;
     if !args.wait {
         say_started(&mut door, &fire)?;
         return Ok(ExitCode::SUCCESS);
     }
-    match wait(&store, &fire).await {
+    wait_and_tell(&mut door, &store, &fire).await
+}
+
+/// Waits for the end of a fire, prints its record, and exits as its command did.
+pub(super) async fn wait_and_tell(door: &mut Door, store: &Store, fire: &Fire) -> Result<ExitCode, Failure> {
+    match wait(store, fire).await {
         Ok(record) => {
             let code = exit_code(&record);
-            print(&mut door, record)?;
+            print(door, record)?;
             Ok(ExitCode::from(code))
         }
         Err(why) => {
@@ -93,7 +103,7 @@ async fn request(store: &Store, fire: &Fire, request: &Request) -> Result<(), Fa
     let txn = Txn::when([Compare::present(keys::job(&fire.job))].into_iter().chain(absent))
         .then([
             Op::put(key, values::encode(request)),
-            act::note(&request.by, request.at, "start", fire, None),
+            act::note(&request.by, request.at, "start", fire, request.force.then(|| "--force".to_owned())),
         ])
         .otherwise([Op::get(keys::job(&fire.job))]);
     let mut tries = 0;
@@ -119,7 +129,7 @@ async fn request(store: &Store, fire: &Fire, request: &Request) -> Result<(), Fa
     }
 }
 
-async fn warn_if_nobody_is_there(store: &Store) -> Result<(), Failure> {
+pub(super) async fn warn_if_nobody_is_there(store: &Store) -> Result<(), Failure> {
     let one = PageSpec { limit: Some(1), ..PageSpec::default() };
     if store.page(keys::nodes(), one).await?.entries.is_empty() {
         say("warning: no node is registered, so nothing runs until one is: `fleetcron run` runs one");
@@ -190,7 +200,11 @@ async fn see_that_it_is_still_to_come(store: &Store, fire: &Fire) -> Result<(), 
     let any = Txn::new().then(keys.into_iter().map(Op::get));
     match store.txn(any).await {
         Ok(reply) if (0..3).all(|index| reply.got(index).is_empty()) => {
-            Err("the request is gone, and nothing ran for it".to_owned())
+            // A task waits in the queue.
+            match queue::find(store, fire).await {
+                Ok(None) => Err("the request is gone, and nothing ran for it".to_owned()),
+                Ok(Some(_)) | Err(_) => Ok(()),
+            }
         }
         // What goes wrong here goes wrong for who follows as well, and is told there.
         _ => Ok(()),

@@ -55,7 +55,7 @@ pub async fn sync(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let checked = check::read(&args.paths, now)?;
     refuse_silence(&checked)?;
     let Checked { jobs: files, whole, .. } = checked;
-    let wanted = Wanted { source: files.source, jobs: files.jobs };
+    let wanted = Wanted { source: files.source, jobs: files.jobs, limits: files.limits };
     let store = match door.open_store(!args.dry_run).await {
         Ok(store) => store,
         Err(Failure::Store(_)) if args.dry_run && is_missing(&door).await => {

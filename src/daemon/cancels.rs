@@ -63,7 +63,7 @@ impl Daemon {
             }
         } else if let Some(found) = self.retries.take(fire) {
             info!(job = %fire.job, fire = %fire.id, ?order, "to be cancelled, while it waits for its next attempt");
-            let job = self.planner.get(&fire.job).map(|planned| planned.job.clone());
+            let job = self.job_of(&found);
             self.take_back(found, job, order);
         }
     }

@@ -74,6 +74,9 @@ impl Daemon {
             self.catch_up(job, fires);
         }
         self.look_at_due();
+        self.look_into_queue();
+        self.go_on_with_mutexes();
+        self.renew_waits();
         self.look_at_wards(now);
         self.prune_rest(now);
     }
@@ -179,6 +182,7 @@ impl Daemon {
         self.race_for_requests();
         self.choose_wards();
         self.look_for_orphans();
+        self.rank_tasks_anew();
     }
 
     /// Says so where the clock is why fires are left out.

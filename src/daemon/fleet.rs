@@ -188,6 +188,11 @@ impl Fleet {
         self.now.turn(&self.me, job, fire)
     }
 
+    /// How many nodes come before this one for a fire; none if it cannot run it.
+    pub fn rank(&mut self, job: &Job, fire: &Fire) -> Option<usize> {
+        self.now.ranking(job).rank(&self.me, &fire.to_string())
+    }
+
     /// Whether it is this node's turn to claim a fire since the last change, and was not before.
     pub fn is_new_turn(&mut self, job: &Job, fire: &Fire) -> bool {
         let is_mine = |view: &mut View| view.turn(&self.me, job, fire) == Turn::First;

@@ -88,6 +88,12 @@ impl HeldBack {
         }
     }
 
+    /// Whether what is asked for of a job is held back.
+    pub fn holds(&self, job: &JobName) -> bool {
+        // One that is over and still in the store holds back all the same, since a claim would see it.
+        [keys::paused(job), keys::all_paused()].iter().any(|key| self.pauses.contains_key(key))
+    }
+
     /// Keeps a fire until the pause that is over has gone from the store.
     pub fn keep(&mut self, fire: Fire) {
         self.after_pause.insert(fire.job.clone(), fire);

@@ -107,7 +107,7 @@ impl Daemon {
     fn is_to_see_to(&mut self, found: &Found) -> bool {
         let lock = &found.lock;
         let earlier_life = lock.node == self.standing.me.name && self.state.is_own(lock.node_start);
-        let job = self.planner.get(&found.fire.job).map(|planned| planned.job.clone());
+        let job = self.job_of(found);
         let is_late = self.options.clock.now() > lock.last_start;
         let is_for_me = match lock.hold {
             // Nobody but the name's new owner may touch it.
@@ -164,7 +164,7 @@ impl Daemon {
         if self.hands.contains_key(&fire) {
             return true;
         }
-        let job = self.planner.get(&fire.job).map(|planned| planned.job.clone());
+        let job = self.job_of(&orphan.found);
         let kill_after = job.as_ref().map_or(DEFAULT_KILL_AFTER, |job| job.kill_after);
         let (orders, hear) = watch::channel(Order::GoOn);
         let (place, mut standing) = (self.place.clone(), self.standing.clone());

@@ -6,10 +6,11 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
+use super::mutexes::Wait;
 use super::queued::Busy;
 use crate::fire::Fire;
 use crate::job::{Job, Overlap};
-use crate::race::{self, Candidate, Found, Raced, Standing, Unrun};
+use crate::race::{self, Basis, Candidate, Found, Raced, Standing, Unrun};
 use crate::record::Outcome;
 use crate::run::{self, CameTo, Order, Place};
 use crate::store::{Revision, StoreError};
@@ -37,6 +38,8 @@ pub(super) enum Step {
     HeldBack,
     /// Another fire has its lane, and it waits for that.
     Busy(Box<Busy>),
+    /// Others have the mutex that it needs, and it waits for that.
+    NoSlot(Wait),
     /// Its lock waits for the instant of its next attempt.
     Waits(Box<Found>),
     /// The store refused, in a way that no other try cures.
@@ -90,7 +93,15 @@ impl Pursuit {
                 debug!(job = %fire.job, fire = %fire.id, node = %me.name, ?by, "race lost");
                 Ok(Step::Done)
             }
-            Raced::Changed => Ok(Step::Outdated { definition: candidate.definition }),
+            Raced::Changed => match candidate.basis {
+                Basis::Definition(definition) => Ok(Step::Outdated { definition }),
+                // A task is judged by nothing that changes.
+                Basis::Queued(_) => Ok(Step::Done),
+            },
+            Raced::NoSlot { mutex, with } => {
+                let last_start = candidate.policy.last_start;
+                Ok(Step::NoSlot(Wait { mutex, last_start, with }))
+            }
             Raced::HeldBack => {
                 info!(job = %fire.job, fire = %fire.id, node = %me.name, "held back: paused or drained");
                 Ok(Step::HeldBack)
@@ -114,10 +125,15 @@ impl Pursuit {
                         false => format!("overlap: {with}, under the job's former name, is still running"),
                     },
                     because_of: Some((lock, revision)),
+                    task: None,
                 })
             }
             Raced::TooLate => {
-                Err(Unrun { outcome: Outcome::Missed, reason: "too late".to_owned(), because_of: None })
+                let task = match (&candidate.basis, &candidate.policy.task) {
+                    (Basis::Queued(key), Some(task)) => Some((task.clone(), key.clone())),
+                    _ => None,
+                };
+                Err(Unrun { task, ..Unrun::new(Outcome::Missed, "too late") })
             }
         })
     }

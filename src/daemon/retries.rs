@@ -61,7 +61,7 @@ impl Daemon {
             return false;
         }
         let Some(found) = self.retries.pop_due(self.options.clock.now()) else { return false };
-        let job = self.planner.get(&found.fire.job).map(|planned| planned.job.clone());
+        let job = self.job_of(&found);
         self.take_back(found, job, Order::GoOn);
         true
     }

@@ -1,36 +1,37 @@
 //! The queue for a slot: fires that this node would race for if it could run them.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::fire::{Fire, FireId};
-use crate::job::JobName;
+use crate::job::{JobName, Priority};
 
-/// Fires in the order in which they came. Of the scheduled fires of one job only the newest waits.
+/// Fires by priority, and of one priority in the order in which they came. Of the scheduled fires of one job only the
+/// newest waits.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    /// May also hold fires that do not wait any more: those are passed over.
-    queue: VecDeque<Fire>,
-    there: HashSet<Fire>,
+    queue: BTreeMap<Place, Fire>,
+    there: HashMap<Fire, Place>,
     scheduled: HashMap<JobName, Fire>,
+    came: u64,
 }
 
-/// How many fires that do not wait any more the queue may hold, beyond as many as those that do.
-const MOST_STALE: usize = 64;
+/// The highest priority first, then who came first.
+type Place = (Reverse<Priority>, u64);
 
 impl Waiting {
-    /// Puts a fire at the end, if it does not wait already. Returns the fire that it supersedes.
-    pub fn push(&mut self, fire: Fire) -> Option<Fire> {
-        if !self.there.insert(fire.clone()) {
+    /// Puts a fire behind those of its priority, if it does not wait already. Returns the fire that it supersedes.
+    pub fn push(&mut self, fire: Fire, priority: Priority) -> Option<Fire> {
+        if self.there.contains_key(&fire) {
             return None;
         }
-        if self.queue.len() > 2 * self.there.len() + MOST_STALE {
-            // Else it would grow for as long as no slot is free.
-            self.queue.retain(|fire| self.there.contains(fire));
-        }
-        self.queue.push_back(fire.clone());
+        self.came += 1;
+        let place = (Reverse(priority), self.came);
+        self.queue.insert(place, fire.clone());
+        self.there.insert(fire.clone(), place);
         let FireId::Scheduled(_) = fire.id else { return None };
         let older = self.scheduled.insert(fire.job.clone(), fire)?;
-        self.there.remove(&older);
+        self.take(&older);
         Some(older)
     }
 
@@ -39,31 +40,40 @@ impl Waiting {
         let older = self.scheduled.get(&by.job).filter(|older| older.scheduled_at() < by.scheduled_at())?;
         let older = older.clone();
         self.scheduled.remove(&by.job);
-        self.there.remove(&older);
+        self.take(&older);
         Some(older)
+    }
+
+    /// The priority of the one that comes first.
+    pub fn first_priority(&self) -> Option<Priority> {
+        self.queue.first_key_value().map(|((Reverse(priority), _), _)| *priority)
     }
 
     /// Takes the first one off.
     pub fn pop(&mut self) -> Option<Fire> {
-        loop {
-            let fire = self.queue.pop_front()?;
-            if self.there.remove(&fire) {
-                if self.scheduled.get(&fire.job) == Some(&fire) {
-                    self.scheduled.remove(&fire.job);
-                }
-                return Some(fire);
-            }
+        let (_, fire) = self.queue.pop_first()?;
+        self.there.remove(&fire);
+        if self.scheduled.get(&fire.job) == Some(&fire) {
+            self.scheduled.remove(&fire.job);
         }
+        Some(fire)
     }
 
     /// Lets go of a job's fires.
     pub fn forget(&mut self, job: &JobName) {
-        self.there.retain(|fire| fire.job != *job);
+        self.queue.retain(|_, fire| fire.job != *job);
+        self.there.retain(|fire, _| fire.job != *job);
         self.scheduled.remove(job);
     }
 
     pub fn clear(&mut self) {
         *self = Waiting::default();
+    }
+
+    fn take(&mut self, fire: &Fire) {
+        if let Some(place) = self.there.remove(fire) {
+            self.queue.remove(&place);
+        }
     }
 }
 
@@ -85,11 +95,25 @@ mod tests {
         std::iter::from_fn(|| waiting.pop()).map(|fire| fire.to_string()).collect()
     }
 
+    fn push(waiting: &mut Waiting, text: &str) -> Option<Fire> {
+        waiting.push(fire(text), Priority::default())
+    }
+
+    #[test]
+    fn a_higher_priority_comes_first_and_of_one_who_came_first() {
+        let mut waiting = Waiting::default();
+        for (text, priority) in [(ONE, 5), (OTHER, 9), (ASKED, 9)] {
+            waiting.push(fire(text), Priority::try_from(priority).unwrap());
+        }
+        assert_eq!(waiting.first_priority(), Some(Priority::HIGHEST));
+        assert_eq!(all(waiting), [OTHER, ASKED, ONE]);
+    }
+
     #[test]
     fn fires_come_out_in_the_order_they_came_and_each_once() {
         let mut waiting = Waiting::default();
         for text in [ONE, OTHER, ASKED, ONE, ASKED] {
-            assert_eq!(waiting.push(fire(text)), None);
+            assert_eq!(push(&mut waiting, text), None);
         }
         assert_eq!(all(waiting), [ONE, OTHER, ASKED]);
     }
@@ -98,9 +122,9 @@ mod tests {
     fn a_jobs_next_fire_supersedes_the_one_that_waits_and_no_request() {
         let mut waiting = Waiting::default();
         for text in [ONE, ASKED, OTHER] {
-            waiting.push(fire(text));
+            push(&mut waiting, text);
         }
-        assert_eq!(waiting.push(fire(TWO)), Some(fire(ONE)));
+        assert_eq!(push(&mut waiting, TWO), Some(fire(ONE)));
         assert_eq!(all(waiting), [ASKED, OTHER, TWO]);
     }
 
@@ -111,30 +135,31 @@ mod tests {
         for second in 0..10_000 {
             for job in ["a", "b"] {
                 let at = first + chrono::TimeDelta::seconds(second);
-                waiting.push(Fire::new(job.parse().unwrap(), FireId::scheduled(at)));
+                let fire = Fire::new(job.parse().unwrap(), FireId::scheduled(at));
+                waiting.push(fire, Priority::default());
             }
         }
-        assert!(waiting.queue.len() <= 2 * 2 + MOST_STALE + 1, "{}", waiting.queue.len());
+        assert_eq!((waiting.queue.len(), waiting.there.len()), (2, 2));
         assert_eq!(all(waiting), ["a/20261130T024639Z", "b/20261130T024639Z"]);
     }
 
     #[test]
     fn one_that_was_taken_off_is_superseded_by_none() {
         let mut waiting = Waiting::default();
-        waiting.push(fire(ONE));
+        push(&mut waiting, ONE);
         assert_eq!(waiting.pop(), Some(fire(ONE)));
-        assert_eq!(waiting.push(fire(TWO)), None);
-        assert_eq!(waiting.push(fire(ONE)), Some(fire(TWO)));
+        assert_eq!(push(&mut waiting, TWO), None);
+        assert_eq!(push(&mut waiting, ONE), Some(fire(TWO)));
     }
 
     #[test]
     fn the_fires_of_a_job_that_is_gone_are_let_go_of() {
         let mut waiting = Waiting::default();
         for text in [ONE, OTHER, ASKED] {
-            waiting.push(fire(text));
+            push(&mut waiting, text);
         }
         waiting.forget(&"a".parse().unwrap());
-        assert_eq!(waiting.push(fire(TWO)), None);
+        assert_eq!(push(&mut waiting, TWO), None);
         assert_eq!(all(waiting), [OTHER, TWO]);
     }
 }

@@ -338,7 +338,8 @@ impl Daemon {
     fn see_to_open(&mut self, job: &JobName, lane: &Lane, open: Timestamp) {
         let Some(planned) = self.planner.get(job) else { return };
         let fire = Fire { job: job.clone(), lane: lane.clone(), id: FireId::scheduled(open) };
-        let can_run = planned.owes(open) && self.fleet.can_run(&planned.job);
+        let can_run =
+            planned.owes(open) && self.fleet.can_run(&planned.job) && !self.waits_for_mutex(&fire);
         if can_run && self.hands.len() < self.options.slots as usize {
             debug!(%job, fire = %fire.id, "nobody has claimed it, its warden does");
             self.race_for(fire);

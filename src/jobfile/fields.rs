@@ -18,7 +18,7 @@ use crate::job::{
 use crate::schedule::{Schedule, Zone};
 
 /// The fields of a job, in the order people read them.
-pub(super) const FIELDS: [&str; 40] = [
+pub(super) const FIELDS: [&str; 43] = [
     "description",
     "owner",
     "schedule",
@@ -43,6 +43,9 @@ pub(super) const FIELDS: [&str; 40] = [
     "catch_up",
     "start_within",
     "retry",
+    "after",
+    "mutex",
+    "priority",
     "success_exit",
     "keep",
     "user",
@@ -63,7 +66,7 @@ pub(super) const FIELDS: [&str; 40] = [
 
 /// Fields that later versions will know. They are refused and not passed over, because a job that runs beside what
 /// it must not is worse than one that does not run.
-const LATER: [&str; 4] = ["after", "mutex", "notify", "priority"];
+const LATER: [&str; 1] = ["notify"];
 
 /// Fields that make sense for one job only.
 const NOT_IN_DEFAULTS: [&str; 4] = ["schedule", "command", "after", "was"];
@@ -126,6 +129,11 @@ impl Written {
             written.read(&spot, &Field::new(file, name, value), "[defaults]", found);
         }
         written
+    }
+
+    /// Where it says what it comes after.
+    pub(super) fn after_spot(&self) -> Option<Spot> {
+        self.policies.after.as_ref().map(|after| after.spot.clone())
     }
 
     /// Reads `[jobs.NAME]`.
@@ -226,7 +234,12 @@ impl Written {
         found: &mut Found,
     ) -> Option<Checked> {
         let written = self.or(defaults);
-        let schedule = written.schedule_of(name, found);
+        let schedule = match (&written.schedule, &written.policies.after) {
+            // It runs when others have ended, and only then.
+            (None, Some(_)) => Some(Schedule::none(&written.timezone.unwrap_or(Zone::utc()))),
+            _ => written.schedule_of(name, found),
+        };
+        let after_spot = written.policies.after.as_ref().map(|after| after.spot.clone());
         let policies = written.policies.check(found);
         let spot = |at: &Option<At<Duration>>| at.as_ref().map(|at| at.spot.clone());
         let (hold_spot, kill_after_spot) = (spot(&written.hold), spot(&written.kill_after));
@@ -255,6 +268,9 @@ impl Written {
             catch_up: policies.catch_up,
             start_within: policies.start_within,
             retry: policies.retry,
+            mutex: policies.mutex,
+            priority: policies.priority,
+            after: policies.after,
             success_exit: value(written.success_exit).unwrap_or(BTreeSet::from([0])),
             keep: Keep {
                 records: small(written.records, default_keep.records),
@@ -290,7 +306,13 @@ impl Written {
                 "put the script into a file on the nodes and run that",
             );
         }
-        let texts = written.schedule.expect("there is no schedule without texts").value;
+        if let Some(spot) = after_spot
+            && job.run_on == RunOn::EveryNode
+        {
+            let hint = "a run that is set off is one run; leave out after, or run_on";
+            found.mistake(&spot, "after cannot be said of a job that runs on every node", hint);
+        }
+        let texts = written.schedule.map_or_else(Vec::new, |texts| texts.value);
         if let Some(text) = texts.iter().find(|text| text.value.trim() == "@reboot")
             && job.run_on == RunOn::OneNode
         {
@@ -344,7 +366,7 @@ pub(super) fn value<T>(at: Option<At<T>>) -> Option<T> {
 fn uses_zone(schedule: &[At<String>]) -> bool {
     let free =
         |text: &str| ["@every", "@at", "@reboot"].iter().any(|form| text.trim_start().starts_with(form));
-    !schedule.iter().all(|text| free(&text.value))
+    !schedule.iter().all(|text| free(&text.value)) && !schedule.is_empty()
 }
 
 fn size(job: &Job) -> usize {
@@ -364,6 +386,8 @@ fn say_what_is_missing(header: &str, at: &Spot, table: &DeTable<'_>, found: &mut
     }
     // `[jobs.a.b]` is a slip in the name and not a job without all.
     let needed = [("schedule", "\"0 2 * * *\""), ("command", "\"/usr/local/bin/backup\"")];
+    let needed = needed.into_iter().filter(|(name, _)| *name != "schedule" || !table.contains_key("after"));
+    let needed: Vec<_> = needed.collect();
     if table.values().any(is_table) && !needed.iter().any(|(name, _)| table.contains_key(*name)) {
         return;
     }
@@ -445,9 +469,9 @@ fn command(field: &Field<'_>, found: &mut Found) -> Option<Command> {
 
 fn former_name(field: &Field<'_>, found: &mut Found) -> Option<At<JobName>> {
     let text = field.text(found)?;
-    match text.value.parse() {
-        Ok(value) => Some(At { value, spot: text.spot }),
-        Err(_) => {
+    match text.value.parse::<JobName>() {
+        Ok(value) if !value.is_of_tasks() => Some(At { value, spot: text.spot }),
+        _ => {
             let message = format!("bad job name: {}", quoted(&text.value));
             found.mistake(&field.spot, message, &*name_hint(&text.value));
             None

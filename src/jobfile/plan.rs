@@ -8,7 +8,7 @@ use super::remark::printable;
 use super::terms;
 use super::value::show_size;
 use super::when;
-use crate::job::{Command, Job, JobName};
+use crate::job::{Command, Job, JobName, MutexName};
 
 /// The difference between the jobs of a source in the store and in the files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -18,6 +18,8 @@ pub struct Plan {
     pub changed: Vec<Change>,
     pub removed: Vec<JobName>,
     pub unchanged: usize,
+    /// Limits that are others: before and after.
+    pub limits: Vec<(MutexName, Option<u32>, Option<u32>)>,
 }
 
 /// A job that stays and becomes another.
@@ -51,9 +53,18 @@ pub fn plan(old: &BTreeMap<JobName, Job>, new: &[Job]) -> Plan {
 }
 
 impl Plan {
+    /// The same with the limits that the store has and that the files say.
+    pub fn with_limits(mut self, old: &BTreeMap<MutexName, u32>, new: &BTreeMap<MutexName, u32>) -> Plan {
+        let names: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
+        let changed = names.into_iter().map(|name| (name.clone(), old.get(name).copied(), new.get(name).copied()));
+        self.limits = changed.filter(|(_, old, new)| old != new).collect();
+        self
+    }
+
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty()
+        let jobs = self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty();
+        jobs && self.limits.is_empty()
     }
 }
 
@@ -131,6 +142,10 @@ impl fmt::Display for Plan {
         }
         for name in &self.removed {
             writeln!(f, "- {name}")?;
+        }
+        for (mutex, old, new) in &self.limits {
+            let show = |limit: &Option<u32>| limit.map_or("-".to_owned(), |limit| limit.to_string());
+            writeln!(f, "  [limits] {mutex}   {} -> {}", show(old), show(new))?;
         }
         let (added, changed, removed) = (self.added.len(), self.changed.len(), self.removed.len());
         write!(f, "{added} to add, {changed} to change, {removed} to remove, {} unchanged", self.unchanged)

@@ -6,13 +6,14 @@ use std::time::Duration;
 use toml::de::{DeTable, DeValue};
 
 use super::found::{At, Found, Spot};
-use super::names::nearest;
+use super::names::{name_hint, nearest};
 use super::remark::quoted;
 use super::value::Field;
 use super::when::{inside, is_short};
 use crate::job::{
-    CatchUp, DEFAULT_RETRY_DELAY, DEFAULT_RETRY_FACTOR, DEFAULT_RETRY_JITTER, DEFAULT_RETRY_MAX_DELAY,
-    DEFAULT_START_WITHIN, Job, Overlap, Promise, Retry, RetryOn, RunOn, Thousandths,
+    After, CatchUp, DEFAULT_RETRY_DELAY, DEFAULT_RETRY_FACTOR, DEFAULT_RETRY_JITTER, DEFAULT_RETRY_MAX_DELAY,
+    DEFAULT_START_WITHIN, EndsIn, Job, JobName, MutexName, Overlap, Priority, Promise, Retry, RetryOn, RunOn,
+    Thousandths,
 };
 use crate::node::Selector;
 
@@ -27,6 +28,9 @@ const PROMISES: [(&str, Promise); 2] =
 const RUNS_ON: [(&str, RunOn); 2] = [("one-node", RunOn::OneNode), ("every-node", RunOn::EveryNode)];
 const CATCHES_UP: [(&str, CatchUp); 3] =
     [("latest", CatchUp::Latest), ("all", CatchUp::All), ("none", CatchUp::None)];
+
+const ENDS_IN: [(&str, EndsIn); 3] =
+    [("success", EndsIn::Success), ("failure", EndsIn::Failure), ("any", EndsIn::Any)];
 
 /// The word of `retry.on` that is no exit code.
 const TIMEOUT: &str = "timeout";
@@ -45,6 +49,9 @@ pub(super) struct Written {
     catch_up: Option<CatchUp>,
     start_within: Option<At<Duration>>,
     retry: WrittenRetry,
+    mutex: Option<MutexName>,
+    priority: Option<Priority>,
+    pub after: Option<At<After>>,
 }
 
 #[derive(Clone, Default)]
@@ -70,6 +77,9 @@ pub(super) struct Policies {
     pub catch_up: CatchUp,
     pub start_within: Duration,
     pub retry: Option<Retry>,
+    pub mutex: Option<MutexName>,
+    pub priority: Priority,
+    pub after: Option<After>,
 }
 
 impl Written {
@@ -83,6 +93,9 @@ impl Written {
             "catch_up" => self.catch_up = one_of(&CATCHES_UP, field, found),
             "start_within" => self.start_within = field.duration(found),
             "retry" => self.retry = WrittenRetry::read(field, found),
+            "mutex" => self.mutex = mutex(field, found),
+            "priority" => self.priority = priority(field, found),
+            "after" => self.after = after(field, found),
             _ => return false,
         }
         true
@@ -98,6 +111,9 @@ impl Written {
             catch_up: self.catch_up.or(defaults.catch_up),
             start_within: self.start_within.or(defaults.start_within),
             retry: self.retry.or(defaults.retry),
+            mutex: self.mutex.or(defaults.mutex),
+            priority: self.priority.or(defaults.priority),
+            after: self.after,
         }
     }
 
@@ -110,6 +126,9 @@ impl Written {
             catch_up: self.catch_up.unwrap_or_default(),
             start_within: self.start_within.map_or(DEFAULT_START_WITHIN, |within| within.value),
             retry: self.retry.check(found),
+            mutex: self.mutex,
+            priority: self.priority.unwrap_or_default(),
+            after: self.after.map(|after| after.value),
         }
     }
 }
@@ -234,7 +253,25 @@ pub(super) fn fields(job: &Job) -> Vec<(&'static str, String)> {
         );
         ("retry", shown)
     }));
+    fields.extend(job.mutex.as_ref().map(|mutex| ("mutex", text(mutex.as_str()))));
+    if job.priority != Priority::default() {
+        fields.push(("priority", job.priority.to_string()));
+    }
+    fields.extend(job.after.as_ref().map(|after| ("after", show_after(after))));
     fields
+}
+
+/// As it can be written in a job file: a list where it can be one.
+fn show_after(after: &After) -> String {
+    let jobs: Vec<_> = after.jobs.iter().map(|job| format!("{:?}", job.as_str())).collect();
+    let jobs = format!("[{}]", jobs.join(", "));
+    match (after.all, after.on) {
+        (true, EndsIn::Success) => jobs,
+        (all, on) => {
+            let which = if all { "all" } else { "any" };
+            format!("{{ {which} = {jobs}, on = {:?} }}", word_of(&ENDS_IN, on))
+        }
+    }
 }
 
 fn word_of<T: Copy + PartialEq>(words: &[(&'static str, T)], value: T) -> &'static str {
@@ -254,6 +291,82 @@ fn one_of<T: Copy>(words: &[(&'static str, T)], field: &Field<'_>, found: &mut F
         found.mistake(&field.spot, message, hint.as_deref());
     }
     known.map(|(_, value)| *value)
+}
+
+fn mutex(field: &Field<'_>, found: &mut Found) -> Option<MutexName> {
+    let text = field.text(found)?;
+    let mutex = text.value.parse().ok();
+    if mutex.is_none() {
+        let message = format!("bad name of a mutex: {}", quoted(&text.value));
+        found.mistake(&text.spot, message, &*name_hint(&text.value));
+    }
+    mutex
+}
+
+fn priority(field: &Field<'_>, found: &mut Found) -> Option<Priority> {
+    let number = field.number(0, Priority::HIGHEST.get().into(), found)?;
+    Priority::try_from(number.value).ok()
+}
+
+/// A list of jobs, all of which must succeed; or a table with `all` or `any`, and `on`.
+fn after(field: &Field<'_>, found: &mut Found) -> Option<At<After>> {
+    const HINT: &str = "write after = [\"a\", \"b\"], or after = { any = [\"a\"], on = \"failure\" }";
+    let at = |value| Some(At { value, spot: field.spot.clone() });
+    let DeValue::Table(table) = field.value else {
+        let jobs = job_names(field, found)?;
+        return at(After { jobs, all: true, on: EndsIn::Success });
+    };
+    let (mut all, mut any, mut on, mut is_good) = (None, None, None, true);
+    for (key, value) in table {
+        let inner = |name| Field::new(field.spot.file, name, value);
+        match &**key.get_ref() {
+            "all" => {
+                all = job_names(&inner("after.all"), found);
+                is_good &= all.is_some();
+            }
+            "any" => {
+                any = job_names(&inner("after.any"), found);
+                is_good &= any.is_some();
+            }
+            "on" => {
+                on = one_of(&ENDS_IN, &inner("after.on"), found);
+                is_good &= on.is_some();
+            }
+            name => {
+                let spot = Spot::new(field.spot.file, key.span());
+                found.mistake(&spot, format!("unknown key {} in after", quoted(name)), "after has all or any, and on");
+                is_good = false;
+            }
+        }
+    }
+    let (jobs, all) = match (all, any) {
+        _ if !is_good => return None,
+        (Some(jobs), None) => (jobs, true),
+        (None, Some(jobs)) => (jobs, false),
+        (Some(_), Some(_)) => {
+            found.mistake(&field.spot, "after has both all and any", HINT);
+            return None;
+        }
+        (None, None) => {
+            found.mistake(&field.spot, "after names no jobs", HINT);
+            return None;
+        }
+    };
+    at(After { jobs, all, on: on.unwrap_or_default() })
+}
+
+fn job_names(field: &Field<'_>, found: &mut Found) -> Option<BTreeSet<JobName>> {
+    let texts = field.texts(found)?;
+    let mut names = BTreeSet::new();
+    for text in &texts.value {
+        match text.value.parse::<JobName>() {
+            Ok(name) if !name.is_of_tasks() => _ = names.insert(name),
+            _ => {
+                found.mistake(&text.spot, format!("bad job name: {}", quoted(&text.value)), &*name_hint(&text.value));
+            }
+        }
+    }
+    (names.len() > 0).then_some(names)
 }
 
 fn selector(field: &Field<'_>, found: &mut Found) -> Option<Selector> {

@@ -181,7 +181,10 @@ pub(super) fn fields(schedule: &Schedule) -> Vec<(&'static str, String)> {
         [one] => format!("{one:?}"),
         many => format!("{many:?}"),
     };
-    let mut fields = vec![("schedule", texts), ("timezone", format!("{:?}", schedule.zone().name()))];
+    let mut fields = vec![("timezone", format!("{:?}", schedule.zone().name()))];
+    if !schedule.is_none() {
+        fields.insert(0, ("schedule", texts));
+    }
     let Some(calendar) = schedule.calendar() else { return fields };
     let instant = |at: Timestamp| format!("{:?}", at.to_rfc3339_opts(SecondsFormat::AutoSi, true));
     let dates = |dates: &[Dates]| format!("{:?}", dates.iter().map(Dates::to_string).collect::<Vec<_>>());

@@ -10,10 +10,13 @@ use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
 use crate::fire::{Fire, FireId, Lane};
-use crate::job::{JobName, Overlap};
+use crate::job::{JobName, MutexName, Overlap, Slot};
 use crate::mutant;
 use crate::record::{Outcome, Record, Writer};
-use crate::store::values::{self, CancelRequest, Lock, LockPolicy, LockState, Status, Unreadable};
+use crate::task::Task;
+use crate::store::values::{
+    self, CancelRequest, Lock, LockPolicy, LockState, MutexHolder, Status, Unreadable,
+};
 use crate::store::{
     Compare, Entry, Is, KeyRange, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
@@ -22,12 +25,55 @@ use crate::store::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     pub fire: Fire,
-    /// The revision of the definition it was planned by.
-    pub definition: Revision,
+    pub basis: Basis,
     pub overlap: Overlap,
     /// The job's former name: while that one has a lock, the fire waits as if it were the job's own.
     pub was: Option<JobName>,
     pub policy: LockPolicy,
+    /// What it shares with others, and how many may have that at once.
+    pub mutex: Option<(MutexName, u32)>,
+    /// What its job comes after is counted from this run on.
+    pub restarts_chain: bool,
+}
+
+/// Why a fire may be claimed at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Basis {
+    /// The revision of the definition it was planned by.
+    Definition(Revision),
+    /// The key of the queue under which it waits as a task.
+    Queued(String),
+}
+
+impl Candidate {
+    /// What the transactions about it must not have in common with others of one round trip.
+    fn about(&self) -> Vec<String> {
+        let names = [Some(about(&self.fire)), self.was.as_ref().map(JobName::to_string)];
+        let mutex = self.mutex.as_ref().map(|(name, _)| about_mutex(name));
+        names.into_iter().flatten().chain(mutex).collect()
+    }
+
+    /// The key that asks for it, which its claim uses up.
+    fn asked_by(&self) -> Option<String> {
+        match &self.basis {
+            Basis::Queued(key) => Some(key.clone()),
+            Basis::Definition(_) => self.fire.id.is_asked_for().then(|| keys::request(&self.fire)),
+        }
+    }
+}
+
+/// The name of what the transactions about a fire are about, as far as they keep others out of their round trip: its
+/// job; tasks have nothing in common.
+pub fn about(fire: &Fire) -> String {
+    match fire.id {
+        FireId::Task(_) => fire.to_string(),
+        _ => fire.job.to_string(),
+    }
+}
+
+/// No job's name.
+pub fn about_mutex(mutex: &MutexName) -> String {
+    format!("mutex {mutex}")
 }
 
 /// The proof of a won race: this node start, and nobody else, may run this attempt of this fire. Used up by the run.
@@ -105,6 +151,11 @@ pub enum Raced {
         lock: String,
         revision: Revision,
     },
+    /// Others have, or come before it for, the mutex that it needs: the first of them that has it, as people read it.
+    NoSlot {
+        mutex: MutexName,
+        with: Option<String>,
+    },
     /// The definition is no longer the one it was planned by: look again when the change has been seen.
     Changed,
     /// The job or everything is paused, or this node is drained.
@@ -143,7 +194,7 @@ pub async fn claim(
     leaving: &CancellationToken,
 ) -> Result<Raced, StoreError> {
     let me = standing.me.clone();
-    let names = [Some(&candidate.fire.job), candidate.was.as_ref()];
+    let mut slot = candidate.mutex.as_ref().map(|(mutex, _)| Slot { mutex: mutex.clone(), number: 0 });
     let mut sent = Sent::Answered;
     let mut told = false;
     // Contact counts from before the first send: the lock may be as old as that.
@@ -158,9 +209,9 @@ pub async fn claim(
         if sent == Sent::Answered && now > candidate.policy.last_start {
             return Ok(Raced::TooLate);
         }
-        let lock = Lock::held(me.name.clone(), me.start, 1, now, candidate.policy.clone());
+        let policy = LockPolicy { slot: slot.clone(), ..candidate.policy.clone() };
+        let lock = Lock::held(me.name.clone(), me.start, 1, now, policy);
         let txn = claim_txn(candidate, &registration, &me, &lock);
-        let about = names.into_iter().flatten().map(JobName::as_str);
         let mut pause = PAUSE;
         let now = InTouch { at: clock.since_boot(), losses: registration.losses() };
         let mut in_touch = *first_sent.get_or_insert(now);
@@ -168,7 +219,7 @@ pub async fn claim(
             in_touch = now;
         }
         fail_point!("claim.send");
-        match together.txn(about, txn).await {
+        match together.txn(candidate.about(), txn).await {
             Ok(reply) => {
                 fail_point!("claim.answered");
                 match judge(candidate, reply, lock, &me, in_touch, sent) {
@@ -181,6 +232,8 @@ pub async fn claim(
                         sent = sent.fenced();
                         first_sent = first_sent.filter(|_| sent != Sent::Answered);
                     }
+                    // Whichever of the two is on its way, the lock itself tells its place.
+                    Ok(Verdict::AnotherSlot(free)) => slot = Some(free),
                     Ok(Verdict::ForNow(raced)) if sent != Sent::Unanswered => return Ok(raced),
                     Ok(Verdict::ForNow(_)) => {
                         // What we sent before may still be on its way: make sure that it no longer counts.
@@ -276,11 +329,12 @@ const GOT_OTHERS: usize = 12;
 /// Safe when two nodes do it at once: the lock's key is absent for one of them only; and safe however late it comes
 /// in: lock, record or floor tell that the fire is decided, and none of the three goes before another is there.
 fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: &Lock) -> Txn {
-    let Candidate { fire, definition, overlap, .. } = candidate;
+    let Candidate { fire, basis, overlap, .. } = candidate;
+    let asked_by = candidate.asked_by();
     let (lock_key, status_key) = (keys::lock(fire), keys::status(&fire.job, &fire.lane));
     let lane = lane_range(fire, *overlap);
     let others = other_ranges(candidate);
-    let mut compare = is_undecided(fire);
+    let mut compare = is_undecided(fire, asked_by.as_deref());
     match overlap {
         // The whole lane, and this fire's lock with it.
         Overlap::Skip | Overlap::Queue | Overlap::Replace if mutant!("no-lane-compare") => {
@@ -292,8 +346,21 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
         Overlap::Allow => compare.push(Compare::absent(lock_key.as_str())),
     }
     compare.extend(others.iter().map(Compare::absent));
+    if let Basis::Definition(definition) = basis {
+        compare.push(Compare::mod_revision(keys::job(&fire.job), *definition));
+    }
+    // Whose key comes first among those that wait has the first place that is free.
+    let slot = candidate.mutex.as_ref().and_then(|(mutex, _)| Some((mutex, lock.slot()?)));
+    let waits = slot.as_ref().map(|(mutex, _)| match fire.id {
+        // Of tasks none waits in the order of the mutex: they wait in the queue.
+        FireId::Task(_) => keys::mutex_waits(mutex),
+        _ => keys::mutex_waits_before(mutex, fire),
+    });
+    if let Some((_, slot)) = slot.as_ref().filter(|_| !mutant!("no-mutex-compare")) {
+        compare.push(Compare::absent(keys::mutex_slot(slot)));
+        compare.extend(waits.as_ref().map(Compare::absent));
+    }
     compare.extend([
-        Compare::mod_revision(keys::job(&fire.job), *definition),
         Compare::absent(keys::paused(&fire.job)),
         Compare::absent(keys::all_paused()),
         Compare::absent(keys::drained(&me.name)),
@@ -302,8 +369,14 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
         compare.extend(registration.compares());
     }
     let mut then = vec![Op::put(lock_key.as_str(), values::encode(lock)), Op::get(status_key.as_str())];
-    if let FireId::Manual(_) = fire.id {
-        then.push(Op::delete(keys::request(fire)));
+    then.extend(asked_by.as_deref().map(Op::delete));
+    if let Some((mutex, slot)) = &slot {
+        let holder = MutexHolder::new(fire, me.name.clone());
+        then.push(Op::put(keys::mutex_slot(slot), values::encode(&holder)));
+        then.push(Op::delete(keys::mutex_wait(mutex, fire)));
+    }
+    if candidate.restarts_chain {
+        then.push(Op::delete(keys::chain(&fire.job)));
     }
     let mut otherwise = vec![
         Op::get_first(lane, 1),
@@ -314,12 +387,15 @@ fn claim_txn(candidate: &Candidate, registration: &Registration, me: &Me, lock: 
         Op::get(keys::paused(&fire.job)),
         Op::get(keys::all_paused()),
         Op::get(keys::drained(&me.name)),
-        Op::get(keys::request(fire)),
+        Op::get(asked_by.unwrap_or_else(|| keys::request(fire))),
         Op::get(status_key.as_str()),
         Op::get(keys::node(&me.name)),
         Op::get(keys::epoch(&me.name)),
     ];
     otherwise.extend(others.into_iter().map(|range| Op::get_first(range, 1)));
+    if let (Some((mutex, _)), Some(waits)) = (&candidate.mutex, waits) {
+        otherwise.extend([Op::get(keys::mutex_slots(mutex)), Op::get_first(waits, 1)]);
+    }
     Txn::when(compare).then(then).otherwise(otherwise)
 }
 
@@ -345,13 +421,13 @@ fn other_ranges(candidate: &Candidate) -> Vec<KeyRange> {
     was.as_ref().map(keys::locks_of).into_iter().chain(one_node).collect()
 }
 
-/// That a fire is not decided, its lock apart: no record; above the floor, or its request still there.
-fn is_undecided(fire: &Fire) -> Vec<Compare> {
+/// That a fire is not decided, its lock apart: no record; above the floor, or what asks for it still there.
+fn is_undecided(fire: &Fire, asked_by: Option<&str>) -> Vec<Compare> {
     let open = match fire.id {
         FireId::Scheduled(_) => {
             Some(Compare::value(keys::floor(&fire.job, &fire.lane), Is::Less, fire.id.to_string()))
         }
-        FireId::Manual(_) => Some(Compare::present(keys::request(fire))),
+        FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) => asked_by.map(Compare::present),
         // It has no place in the order of time; its record is never pruned.
         FireId::Boot(_) => None,
     };
@@ -364,6 +440,8 @@ enum Verdict {
     Certain(Raced),
     /// True of this moment; a transaction still on its way could make it otherwise.
     ForNow(Raced),
+    /// Its place of the mutex is taken, and this one was free.
+    AnotherSlot(Slot),
     NotRegistered,
 }
 
@@ -415,12 +493,14 @@ fn judge(
                 return certain(Raced::Decided(Decided::Settled));
             }
         }
-        FireId::Manual(_) if first(GOT_REQUEST).is_none() => {
+        FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) if first(GOT_REQUEST).is_none() => {
             return certain(Raced::Decided(Decided::RequestGone));
         }
-        FireId::Manual(_) | FireId::Boot(_) => {}
+        FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) | FireId::Boot(_) => {}
     }
-    if first(GOT_JOB).map(|job| job.mod_revision) != Some(candidate.definition) {
+    if let Basis::Definition(definition) = candidate.basis
+        && first(GOT_JOB).map(|job| job.mod_revision) != Some(definition)
+    {
         return Ok(Verdict::ForNow(Raced::Changed));
     }
     // It came with the definition and goes with it. To ask again would not bring it back.
@@ -443,6 +523,24 @@ fn judge(
             revision: entry.mod_revision,
         }));
     }
+    let got_mutex = GOT_OTHERS + other_ranges(candidate).len();
+    if let (Some((mutex, places)), Some(slot)) = (&candidate.mutex, lock.slot()) {
+        let taken = reply.got(got_mutex);
+        let numbers: Vec<u32> =
+            taken.iter().filter_map(|entry| keys::mutex_of(&entry.key).and_then(|(_, number)| number)).collect();
+        let free = (0..*places).find(|number| !numbers.contains(number));
+        match free.filter(|_| first(got_mutex + 1).is_none()) {
+            Some(number) if number == slot.number => {}
+            Some(number) => return Ok(Verdict::AnotherSlot(Slot { mutex: mutex.clone(), number })),
+            None => {
+                let with = taken.first().or_else(|| first(got_mutex + 1));
+                let with = with
+                    .and_then(|entry| values::decode::<MutexHolder>(&entry.key, &entry.value).ok())
+                    .map(|holder| holder.fire);
+                return Ok(Verdict::ForNow(Raced::NoSlot { mutex: mutex.clone(), with }));
+            }
+        }
+    }
     debug!(node = first(GOT_NODE).is_some(), epoch = ?first(GOT_EPOCH).map(|e| e.mod_revision), "own registration");
     Ok(Verdict::NotRegistered)
 }
@@ -459,6 +557,14 @@ pub struct Unrun {
     pub reason: String,
     /// The lock that is the reason, while it is at this revision.
     pub because_of: Option<(String, Revision)>,
+    /// The task that it was, and the key of the queue under which it waits.
+    pub task: Option<(Box<Task>, String)>,
+}
+
+impl Unrun {
+    pub fn new(outcome: Outcome, reason: impl Into<String>) -> Unrun {
+        Unrun { outcome, reason: reason.into(), because_of: None, task: None }
+    }
 }
 
 /// Records that a fire is not run. True: it is decided now, by this or by somebody else. False: the reason no longer
@@ -473,11 +579,16 @@ pub async fn decide_unrun(
     unrun: &Unrun,
 ) -> Result<bool, StoreError> {
     let status_key = keys::status(&fire.job, &fire.lane);
+    let asked_by = unrun.task.as_ref().map_or_else(|| keys::request(fire), |(_, key)| key.clone());
+    let is_asked_for = fire.id.is_asked_for() || unrun.task.is_some();
     let mut known_status = None;
     let mut told = false;
     loop {
         let writer = Writer::Node { node: me.name.clone(), node_start: me.start };
-        let record = Record::unrun(fire.clone(), unrun.outcome, unrun.reason.as_str(), writer, clock.now());
+        let record = Record {
+            task: unrun.task.as_ref().map(|(task, _)| task.clone()),
+            ..Record::unrun(fire.clone(), unrun.outcome, unrun.reason.as_str(), writer, clock.now())
+        };
         let before: Option<Status> = match known_status.take() {
             Some(known) => known,
             None => {
@@ -491,29 +602,27 @@ pub async fn decide_unrun(
                 }
             }
         };
-        let mut compare = is_undecided(fire);
+        let mut compare = is_undecided(fire, Some(&asked_by));
         if !mutant!("unrun-without-lock") {
             compare.push(Compare::absent(keys::lock(fire)));
         }
         if let Some((lock, revision)) = &unrun.because_of {
             compare.push(Compare::mod_revision(lock.as_str(), *revision));
         }
-        let mut then = vec![
-            Op::put(keys::record(fire), values::encode_record(&record)),
-            Op::put(status_key.as_str(), values::encode(&Status::after(before.as_ref(), &record))),
-        ];
-        if let FireId::Manual(_) = fire.id {
-            then.push(Op::delete(keys::request(fire)));
+        let mut then = vec![Op::put(keys::record(fire), values::encode_record(&record))];
+        then.extend(put_status(before.as_ref(), &record));
+        if is_asked_for {
+            then.push(Op::delete(asked_by.as_str()));
         }
         let mut seen =
-            vec![Op::get(keys::lock(fire)), Op::get(keys::record(fire)), Op::get(keys::request(fire))];
+            vec![Op::get(keys::lock(fire)), Op::get(keys::record(fire)), Op::get(asked_by.as_str())];
         seen.extend(unrun.because_of.as_ref().map(|(lock, _)| Op::get(lock.as_str())));
         fail_point!("unrun.send");
-        match together.txn([fire.job.as_str()], Txn::when(compare).then(then).otherwise(seen)).await {
+        match together.txn([about(fire)], Txn::when(compare).then(then).otherwise(seen)).await {
             Ok(reply) if reply.succeeded => return Ok(true),
             Ok(reply) => {
                 let there = |index: usize| !reply.got(index).is_empty();
-                let decided = there(0) || there(1) || (matches!(fire.id, FireId::Manual(_)) && !there(2));
+                let decided = there(0) || there(1) || (is_asked_for && !there(2));
                 let reason_stands = unrun.because_of.as_ref().is_none_or(|(_, revision)| {
                     reply.got(3).first().is_some_and(|entry| entry.mod_revision == *revision)
                 });
@@ -526,6 +635,13 @@ pub async fn decide_unrun(
             }
         }
     }
+}
+
+/// What tells people of a job's last fire. Tasks have nothing in common that could be told.
+pub fn put_status(before: Option<&Status>, record: &Record) -> Option<Op> {
+    let Fire { job, lane, id } = &record.fire;
+    let put = || Op::put(keys::status(job, lane), values::encode(&Status::after(before, record)));
+    (!matches!(id, FireId::Task(_))).then(put)
 }
 
 /// Waits, where another try may help.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::debug;
 
-use super::claim::{Claim, Found, all_locks, cancel_reason, pause_after};
+use super::chain::Chains;
+use super::claim::{Claim, Found, all_locks, cancel_reason, pause_after, put_status};
 use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
@@ -167,7 +168,9 @@ pub async fn take_over(
         // Safe when two do it at once: the lock is at the revision seen for one of them only, and a holder that came
         // back has moved its epoch.
         let mut compare = orphan.compares().to_vec();
-        compare.push(Compare::present(keys::job(&found.fire.job)));
+        if !found.fire.job.is_of_tasks() {
+            compare.push(Compare::present(keys::job(&found.fire.job)));
+        }
         compare.push(Compare::absent(keys::drained(&me.name)));
         compare.push(Compare::absent(cancel_key.as_str()));
         if !mutant!("take-over-without-registration") {
@@ -207,7 +210,7 @@ pub async fn take_over(
                         taken(&found.fire, lock, entry.mod_revision, in_touch, None)
                     }));
                 }
-                if reply.got(1).is_empty() {
+                if reply.got(1).is_empty() && !found.fire.job.is_of_tasks() {
                     return Ok(Taken::JobGone);
                 }
                 if let Some(request) = reply.got(4).first() {
@@ -258,10 +261,12 @@ fn lost(lock: &Lock) -> Past {
 pub async fn close_orphan(
     store: &Store,
     standing: &mut Standing,
+    chains: &Chains,
     orphan: &Orphan,
-    record: &Record,
+    record: &mut Record,
 ) -> Result<bool, StoreError> {
     let fire = &orphan.found.fire;
+    let (slot, mut links) = (orphan.found.lock.slot(), chains.links(record));
     let (lock_key, record_key) = (keys::lock(fire), keys::record(fire));
     let status_key = keys::status(&fire.job, &fire.lane);
     loop {
@@ -273,23 +278,33 @@ pub async fn close_orphan(
                 continue;
             }
         };
+        if let Err(error) = links.read(store).await {
+            pause(store, error).await?;
+            continue;
+        }
+        record.set_off = links.set_off();
         let registration = standing.registration().await;
         let mut compare = orphan.compares().to_vec();
         compare.extend(registration.compares());
+        compare.extend(links.compares());
+        let mut then = vec![
+            Op::delete(lock_key.as_str()),
+            Op::delete(keys::cancel_request(fire)),
+            Op::put(record_key.as_str(), values::encode_record(record)),
+        ];
+        then.extend(put_status(before.as_ref(), record));
+        then.extend(slot.as_ref().map(|slot| Op::delete(keys::mutex_slot(slot))));
+        then.extend(links.writes());
+        let mut seen = vec![
+            Op::get(lock_key.as_str()),
+            Op::get(record_key.as_str()),
+            Op::get(keys::epoch(&standing.me.name)),
+            Op::get(keys::node(&standing.me.name)),
+            Op::get(keys::epoch(&orphan.found.lock.node)),
+        ];
+        seen.extend(links.gets());
         // Safe when two do it at once, or when it is done twice: the lock is at the revision seen for one of them.
-        let txn = Txn::when(compare)
-            .then([
-                Op::delete(lock_key.as_str()),
-                Op::delete(keys::cancel_request(fire)),
-                Op::put(record_key.as_str(), values::encode_record(record)),
-                Op::put(status_key.as_str(), values::encode(&Status::after(before.as_ref(), record))),
-            ])
-            .otherwise([
-                Op::get(lock_key.as_str()),
-                Op::get(record_key.as_str()),
-                Op::get(keys::epoch(&standing.me.name)),
-                Op::get(keys::node(&standing.me.name)),
-            ]);
+        let txn = Txn::when(compare).then(then).otherwise(seen);
         fail_point!("lost.send");
         match store.txn(txn).await {
             Ok(reply) if reply.succeeded => return Ok(true),
@@ -299,11 +314,17 @@ pub async fn close_orphan(
                 if !as_seen {
                     return Ok(reply.got(1).first().is_some_and(|entry| is_by(&entry.value, record)));
                 }
-                if is_registered(&reply, &registration) {
+                if !is_registered(&reply, &registration) {
+                    fail_point!("lost.fence");
+                    standing.fence(&registration).await;
+                    continue;
+                }
+                let holder = reply.got(4).first().map(|entry| entry.mod_revision);
+                if holder != orphan.epoch || links.is_empty() {
                     return Ok(false);
                 }
-                fail_point!("lost.fence");
-                standing.fence(&registration).await;
+                // So it is what comes after that is not as it was.
+                links.take_in(&reply, 5);
             }
             Err(error) => pause(store, error).await?,
         }

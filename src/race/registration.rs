@@ -67,6 +67,11 @@ impl Registration {
         self.epoch
     }
 
+    /// What keys of this node's are put on that are to go with it.
+    pub fn lease(&self) -> LeaseId {
+        self.lease
+    }
+
     /// How often the lease had been lost when this was made.
     pub fn losses(&self) -> u32 {
         self.losses

@@ -173,7 +173,7 @@ pub(super) async fn begin(
     let end = End::Unstarted { outcome, reason };
     let record = with_last_failure(record_of(place, &standing.me, &claim, None, end, &no_spec()));
     fail_point!("again.finish");
-    Ok(Next::Over(finish(&place.together, claim, record).await?))
+    Ok(Next::Over(finish(&place.together, &place.chains, claim, record).await?))
 }
 
 pub(super) const TOO_LATE: &str = "it is too late for another attempt";
@@ -219,7 +219,7 @@ mod tests {
     }
 
     fn lock(promise: Promise, lost: usize, retry: Option<Retry>) -> Lock {
-        let policy = LockPolicy { promise, last_start: at(60), hold: None, retry };
+        let policy = LockPolicy { promise, last_start: at(60), hold: None, retry, slot: None, task: None };
         let lock = Lock::held(
             "a".parse().unwrap(),
             ulid::Ulid::nil().to_string().parse().unwrap(),
@@ -291,6 +291,8 @@ mod tests {
                 writer: Writer::Operator("x".to_owned()),
                 written_at: at(0),
                 tail: None,
+                task: None,
+                set_off: Vec::new(),
             };
             let came = super::retry(&lock, &record, at(0), || 0.5);
             assert_eq!(came, follows, "{outcome} {exit_code:?} after {failures} failures, {lost} lost");

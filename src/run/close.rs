@@ -48,13 +48,13 @@ pub(super) async fn close(
                 // Somebody has taken it over, so it is closed beside that one's record.
                 None => {
                     fail_point!("run.fenced");
-                    Attempt::Over(finish(&place.together, claim, record).await?)
+                    Attempt::Over(finish(&place.together, &place.chains, claim, record).await?)
                 }
             }
         }
         Follows::Nothing | Follows::TooLate => {
             fail_point!("run.finish");
-            Attempt::Over(finish(&place.together, claim, record).await?)
+            Attempt::Over(finish(&place.together, &place.chains, claim, record).await?)
         }
     };
     if let Attempt::Over(written) = &came_to {
@@ -82,7 +82,8 @@ pub(super) fn record_of(
     let lock = claim.lock();
     let owner = Owner { node_start: lock.node_start, token: claim.token(), claimed_at: lock.claimed_at };
     let name = FolderName { fire: claim.fire().clone(), attempt: lock.attempt };
-    Record { past: lock.past(), ..record_by(place, me, &name, owner, folder, end, spec) }
+    let task = lock.task(claim.fire()).map(Box::new);
+    Record { past: lock.past(), task, ..record_by(place, me, &name, owner, folder, end, spec) }
 }
 
 /// The record that a run's own node writes of it.
@@ -140,6 +141,8 @@ fn record_by(
         writer: Writer::Node { node: me.name.clone(), node_start: me.start },
         written_at: place.clock.now(),
         tail,
+        task: None,
+        set_off: Vec::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use tracing::warn;
 
 use crate::fail_point;
 use crate::mutant;
-use crate::race::Claim;
+use crate::race::{self, Chains, Claim};
 use crate::record::Record;
 use crate::store::values::{self, Lock, Status};
 use crate::store::{Compare, Entry, Op, Store, StoreError, Together, Txn, keys};
@@ -37,39 +37,53 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// This node's registration does not matter here: a true result is never lost.
 ///
 /// Errors: the store refuses the write for good.
-pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result<Written, StoreError> {
+pub async fn finish(
+    together: &Together,
+    chains: &Chains,
+    claim: Claim,
+    mut record: Record,
+) -> Result<Written, StoreError> {
     let (store, fire) = (together.store(), claim.fire().clone());
     let (lock_key, record_key) = (keys::lock(&fire), keys::record(&fire));
     let status_key = keys::status(&fire.job, &fire.lane);
     let mut revision = claim.revision();
     let status = match claim.status() {
         Some(status) => Some(status.clone()),
+        None if fire.job.is_of_tasks() => None,
         None => {
             fail_point!("finish.status");
             let read = store.get(&status_key).await.ok().flatten();
             read.and_then(|entry| values::decode::<Status>(&entry.key, &entry.value).ok())
         }
     };
-    let value = values::encode_record(&record);
-    let status = values::encode(&Status::after(status.as_ref(), &record));
+    let (slot, mut links) = (claim.lock().slot(), chains.links(&record));
     let mut pause = FIRST_PAUSE;
     loop {
+        if let Err(error) = links.read(store).await {
+            wait_or_give_up(store, &record, error, &mut pause).await?;
+            continue;
+        }
+        record.set_off = links.set_off();
         // Safe when done twice, and when another takes the lock over at the same time: the lock is at this revision
         // for one of the writers only.
         let compare = match mutant!("finish-without-compare") {
             true => Compare::present(keys::job(&fire.job)),
             false => Compare::mod_revision(lock_key.as_str(), revision),
         };
-        let txn = Txn::when([compare])
-            .then([
-                Op::delete(lock_key.as_str()),
-                Op::delete(keys::cancel_request(&fire)),
-                Op::put(record_key.as_str(), value.as_slice()),
-                Op::put(status_key.as_str(), status.as_slice()),
-            ])
-            .otherwise([Op::get(lock_key.as_str()), Op::get(record_key.as_str())]);
+        let mut then = vec![
+            Op::delete(lock_key.as_str()),
+            Op::delete(keys::cancel_request(&fire)),
+            Op::put(record_key.as_str(), values::encode_record(&record)),
+        ];
+        then.extend(race::put_status(status.as_ref(), &record));
+        then.extend(slot.as_ref().map(|slot| Op::delete(keys::mutex_slot(slot))));
+        then.extend(links.writes());
+        let mut seen = vec![Op::get(lock_key.as_str()), Op::get(record_key.as_str())];
+        seen.extend(links.gets());
+        let txn = Txn::when([compare].into_iter().chain(links.compares())).then(then).otherwise(seen);
+        let about = [race::about(&fire)].into_iter().chain(links.about());
         fail_point!("finish.send");
-        match together.txn([fire.job.as_str()], txn).await {
+        match together.txn(about.collect::<Vec<_>>(), txn).await {
             Ok(reply) if reply.succeeded => return Ok(Written::Record(record)),
             Ok(reply) => {
                 let ours = claim.lock();
@@ -79,8 +93,9 @@ pub async fn finish(together: &Together, claim: Claim, record: Record) -> Result
                     && found.is_of(&ours.node, ours.node_start, ours.attempt)
                     && !mutant!("mine-by-revision")
                 {
-                    // A rewrite of ours whose answer never came.
+                    // A rewrite of ours whose answer never came; or what comes after is not as it was.
                     revision = entry.mod_revision;
+                    links.take_in(&reply, 2);
                     continue;
                 }
                 if reply.got(1).first().is_some_and(|entry| says_the_same(entry, &record)) {

@@ -61,9 +61,9 @@ pub async fn take_over(
             (unrun_outcome(lock), if job.is_some() { TOO_LATE } else { JOB_GONE }.to_owned())
         }
     };
-    let record = unrun_record(place, standing, &orphan, outcome, reason);
+    let mut record = unrun_record(place, standing, &orphan, outcome, reason);
     fail_point!("over.close");
-    if !race::close_orphan(&place.store, standing, &orphan, &record).await? {
+    if !race::close_orphan(&place.store, standing, &place.chains, &orphan, &mut record).await? {
         return Ok(CameTo::Parted);
     }
     info!(job = %fire.job, fire = %fire.id, node = %standing.me.name, from = %lock.node,
@@ -91,5 +91,7 @@ fn unrun_record(
         writer: Writer::Node { node: standing.me.name.clone(), node_start: standing.me.start },
         written_at: place.clock.now(),
         tail: None,
+        task: lock.task(&orphan.found.fire).map(Box::new),
+        set_off: Vec::new(),
     })
 }

@@ -8,6 +8,9 @@ use super::timestamp;
 
 /// `at 02:00 on Monday to Friday, Europe/Berlin time`
 pub fn sentence(schedule: &Schedule) -> String {
+    if schedule.is_none() {
+        return "never by itself".to_owned();
+    }
     let parts: Vec<String> = schedule.rules.iter().map(rule).collect();
     let clock = schedule.rules.iter().any(|rule| matches!(rule, Rule::Clock(_)));
     let zone = if clock { format!(", {} time", schedule.zone) } else { String::new() };

@@ -1,9 +1,10 @@
 //! The keys of the store, as the table in the design has them. Nobody else spells one.
 
 use crate::fire::{Fire, FireId, Lane};
-use crate::job::{JobName, SourceName};
+use crate::job::{JobName, MutexName, Priority, Slot, SourceName};
 use crate::node::NodeName;
 use crate::schedule::Timestamp;
+use crate::task::{self, InQueue};
 
 use ulid::Ulid;
 
@@ -241,6 +242,117 @@ pub fn cancel_request(fire: &Fire) -> String {
 
 const CANCEL: &str = "cancel-";
 
+/// A task that waits: `queue/<shard>/<priority>/<due>-<id>`, so that those of one priority lie in the order in which they
+/// are due.
+pub fn queued(place: &InQueue) -> String {
+    let InQueue { priority, due, id } = place;
+    format!("queue/{}/{priority}/{}-t-{id}", place.shard(), act_time(*due))
+}
+
+pub fn queue() -> KeyRange {
+    KeyRange::prefix("queue/")
+}
+
+/// The tasks of a part of the queue with one priority, in the order in which they are due.
+pub fn queue_of(shard: u8, priority: Priority) -> KeyRange {
+    KeyRange::prefix(format!("queue/{shard}/{priority}/"))
+}
+
+/// All parts of the queue, the higher priorities first.
+pub fn queue_parts() -> impl Iterator<Item = KeyRange> {
+    Priority::all().flat_map(|priority| (0..task::SHARDS).map(move |shard| queue_of(shard, priority)))
+}
+
+/// The place that a key of `queue/` names.
+pub fn task_in_queue(key: &str) -> Option<InQueue> {
+    let mut parts = key.strip_prefix("queue/")?.split('/');
+    let (Some(_), Some(priority), Some(last), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return None;
+    };
+    let (due, id) = last.split_once("-t-")?;
+    let due = chrono::NaiveDateTime::parse_from_str(due, ACT_TIME).ok()?.and_utc();
+    let place = InQueue { priority: priority.parse().ok()?, due, id: id.parse().ok()? };
+    // One spelling for each.
+    (queued(&place) == key).then_some(place)
+}
+
+/// The task that was submitted with a key. Keys are free texts, so their digest stands for them.
+pub fn task_key(digest: &str) -> String {
+    format!("task-keys/{digest}")
+}
+
+pub fn task_keys() -> KeyRange {
+    KeyRange::prefix("task-keys/")
+}
+
+/// A place of a mutex.
+pub fn mutex_slot(slot: &Slot) -> String {
+    format!("mutexes/{slot}")
+}
+
+/// The places of a mutex that are taken.
+pub fn mutex_slots(mutex: &MutexName) -> KeyRange {
+    // Numbers, and not who waits.
+    KeyRange::between(format!("mutexes/{mutex}/0"), format!("mutexes/{mutex}/:"))
+}
+
+/// That a fire waits for a mutex: these sort by the instants of the fires, which is the order in which they get it.
+pub fn mutex_wait(mutex: &MutexName, fire: &Fire) -> String {
+    let Fire { job, lane, id } = fire;
+    format!("mutexes/{mutex}/{WAIT}{}-{job},{lane},{id}", act_time(fire.scheduled_at()))
+}
+
+const WAIT: &str = "wait-";
+
+/// The fires that wait for a mutex before this one.
+pub fn mutex_waits_before(mutex: &MutexName, fire: &Fire) -> KeyRange {
+    KeyRange::between(format!("mutexes/{mutex}/{WAIT}"), mutex_wait(mutex, fire))
+}
+
+/// All that wait for a mutex.
+pub fn mutex_waits(mutex: &MutexName) -> KeyRange {
+    KeyRange::prefix(format!("mutexes/{mutex}/{WAIT}"))
+}
+
+pub fn mutexes() -> KeyRange {
+    KeyRange::prefix("mutexes/")
+}
+
+/// What a key of `mutexes/` names: the mutex, and one of its places or, with none, somebody who waits.
+pub fn mutex_of(key: &str) -> Option<(MutexName, Option<u32>)> {
+    let (mutex, rest) = key.strip_prefix("mutexes/")?.split_once('/')?;
+    let number = match rest.starts_with(WAIT) {
+        true => None,
+        false => Some(rest.parse().ok()?),
+    };
+    Some((mutex.parse().ok()?, number))
+}
+
+/// How many may have a mutex at once, as a source says.
+pub fn limit(mutex: &MutexName, source: &SourceName) -> String {
+    format!("limits/{mutex}/{source}")
+}
+
+pub fn limits() -> KeyRange {
+    KeyRange::prefix("limits/")
+}
+
+/// The mutex and the source of a key of `limits/`.
+pub fn limit_of(key: &str) -> Option<(MutexName, SourceName)> {
+    let (mutex, source) = key.strip_prefix("limits/")?.split_once('/')?;
+    Some((mutex.parse().ok()?, source.parse().ok()?))
+}
+
+/// How far the jobs that a job comes after have come since its own last run.
+pub fn chain(job: &JobName) -> String {
+    format!("chains/{job}")
+}
+
+pub fn chains() -> KeyRange {
+    KeyRange::prefix("chains/")
+}
+
 pub fn requests() -> KeyRange {
     KeyRange::prefix("requests/")
 }
@@ -267,8 +379,8 @@ pub fn fire_with_record(key: &str) -> Option<Fire> {
 pub fn fire_requested(key: &str) -> Option<Fire> {
     let (job, id) = key.strip_prefix("requests/")?.split_once('/')?;
     // A scheduled fire is never asked for: it would run before its time.
-    let id @ FireId::Manual(_) = id.parse().ok()? else { return None };
-    Some(Fire::new(job.parse().ok()?, id))
+    let id: FireId = id.parse().ok()?;
+    id.is_asked_for().then_some(Fire::new(job.parse().ok()?, id))
 }
 
 /// The fire that a key of `requests/` asks to stop; none for requests of another kind.

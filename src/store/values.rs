@@ -12,14 +12,15 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::Revision;
-use crate::fire::Fire;
+use crate::fire::{Fire, FireId};
 use crate::job::{
-    CREDENTIALS, CatchUp, Command, DEFAULT_HOLD, DEFAULT_START_WITHIN, Job, JobName, Keep, Limit, Overlap,
-    Promise, Retry, RetryOn, RunOn, SourceName, Terms, Thousandths,
+    After, CREDENTIALS, CatchUp, Command, DEFAULT_HOLD, DEFAULT_START_WITHIN, EndsIn, Job, JobName, Keep, Limit,
+    MutexName, Overlap, Priority, Promise, Retry, RetryOn, RunOn, Slot, SourceName, Terms, Thousandths,
 };
 use crate::node::{Labels, NodeName, NodeStart, as_text};
 use crate::record::{Outcome, Past, Record, RunFacts, Span, Usage, Writer};
 use crate::schedule::{Calendar, CalendarText, Dates, Schedule, Timestamp, Zone};
+use crate::task::Task;
 
 /// The version that this release writes of every form.
 const VERSION: u32 = 1;
@@ -165,6 +166,13 @@ struct JobForm {
     start_within: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retry: Option<RetryForm>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mutex: Option<String>,
+    /// Absent: the default, as in every definition before there was another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    priority: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    after: Option<AfterForm>,
     success_exit: BTreeSet<u8>,
     keep: KeepForm,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -229,6 +237,46 @@ enum CatchUpForm {
     Latest,
     All,
     None,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct AfterForm {
+    jobs: BTreeSet<String>,
+    all: bool,
+    on: EndsInForm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum EndsInForm {
+    Success,
+    Failure,
+    Any,
+}
+
+impl From<&After> for AfterForm {
+    fn from(after: &After) -> AfterForm {
+        let on = match after.on {
+            EndsIn::Success => EndsInForm::Success,
+            EndsIn::Failure => EndsInForm::Failure,
+            EndsIn::Any => EndsInForm::Any,
+        };
+        AfterForm { jobs: after.jobs.iter().map(JobName::to_string).collect(), all: after.all, on }
+    }
+}
+
+impl TryFrom<AfterForm> for After {
+    type Error = String;
+
+    fn try_from(form: AfterForm) -> Result<After, String> {
+        let jobs = form.jobs.iter().map(|name| name.parse().map_err(|error| format!("after: {error}")));
+        let on = match form.on {
+            EndsInForm::Success => EndsIn::Success,
+            EndsInForm::Failure => EndsIn::Failure,
+            EndsInForm::Any => EndsIn::Any,
+        };
+        Ok(After { jobs: jobs.collect::<Result<_, String>>()?, all: form.all, on })
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -354,6 +402,9 @@ impl JobForm {
             },
             start_within: (job.start_within != DEFAULT_START_WITHIN).then(|| millis(job.start_within)),
             retry: job.retry.as_ref().map(RetryForm::from),
+            mutex: job.mutex.as_ref().map(MutexName::to_string),
+            priority: (job.priority != Priority::default()).then(|| job.priority.get().into()),
+            after: job.after.as_ref().map(AfterForm::from),
             success_exit: job.success_exit.clone(),
             keep: KeepForm { records: job.keep.records, days: job.keep.days, output: job.keep.output },
             user: job.terms.user.clone(),
@@ -375,9 +426,12 @@ impl JobForm {
 
     fn into_job(self, name: JobName) -> Result<Job, String> {
         let zone: Zone = self.timezone.parse().map_err(|error| format!("timezone: {error}"))?;
-        let schedule = Schedule::parse(&self.schedule, &zone, name.as_str()).map_err(|errors| {
-            errors.into_iter().map(|(_, error)| error.to_string()).collect::<Vec<_>>().join("; ")
-        })?;
+        let schedule = match self.schedule.is_empty() {
+            true => Schedule::none(&zone),
+            false => Schedule::parse(&self.schedule, &zone, name.as_str()).map_err(|errors| {
+                errors.into_iter().map(|(_, error)| error.to_string()).collect::<Vec<_>>().join("; ")
+            })?,
+        };
         let calendar = Calendar::parse(CalendarText {
             start_at: self.start_at.as_deref(),
             end_at: self.end_at.as_deref(),
@@ -451,6 +505,9 @@ impl JobForm {
             },
             start_within: self.start_within.map_or(DEFAULT_START_WITHIN, Duration::from_millis),
             retry: self.retry.as_ref().map(Retry::from),
+            mutex: self.mutex.map(|name| name.parse().map_err(|e| format!("mutex: {e}"))).transpose()?,
+            priority: self.priority.map_or(Ok(Priority::default()), Priority::try_from)?,
+            after: self.after.map(After::try_from).transpose()?,
             success_exit: self.success_exit,
             keep: Keep { records: self.keep.records, days: self.keep.days, output: self.keep.output },
             terms,
@@ -461,11 +518,17 @@ impl JobForm {
 
 /// What a set of jobs is, in 64 hexadecimal digits: the same for the same checked definitions, in every release
 /// that writes this version of them, whatever the files they came from look like.
-pub fn digest<'a>(jobs: impl IntoIterator<Item = &'a Job>) -> String {
+pub fn digest<'a>(jobs: impl IntoIterator<Item = &'a Job>, limits: &BTreeMap<MutexName, u32>) -> String {
     let forms: BTreeMap<String, JobForm> =
         jobs.into_iter().map(|job| (job.name.to_string(), JobForm::of(job))).collect();
+    let limits: BTreeMap<&str, u32> = limits.iter().map(|(name, slots)| (name.as_str(), *slots)).collect();
+    let bytes = match limits.is_empty() {
+        // As before there were any.
+        true => encode(&(VERSION, forms)),
+        false => encode(&(VERSION, forms, limits)),
+    };
     let mut text = String::new();
-    for byte in Sha256::digest(encode(&(VERSION, forms))) {
+    for byte in Sha256::digest(bytes) {
         text.push_str(&format!("{byte:02x}"));
     }
     text
@@ -603,6 +666,12 @@ pub struct Lock {
     /// What became of the attempts before this one, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     past: Vec<PastForm>,
+    /// The place of a mutex that it has: that key is there as long as this one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slot: Option<String>,
+    /// The task that it is, if it is one: the queue does not tell any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Box<TaskForm>>,
 }
 
 /// An attempt that is over, as a lock and a record tell it.
@@ -664,6 +733,9 @@ pub struct LockPolicy {
     /// None: nobody else may take it over.
     pub hold: Option<Duration>,
     pub retry: Option<Retry>,
+    /// The place of a mutex that it takes.
+    pub slot: Option<Slot>,
+    pub task: Option<Box<Task>>,
 }
 
 impl Lock {
@@ -688,7 +760,20 @@ impl Lock {
             due: None,
             token: None,
             past: Vec::new(),
+            slot: policy.slot.as_ref().map(Slot::to_string),
+            task: policy.task.map(|task| Box::new(TaskForm::of(&task))),
         }
+    }
+
+    /// The place of a mutex that it has.
+    pub fn slot(&self) -> Option<Slot> {
+        self.slot.as_ref().and_then(|slot| slot.parse().ok())
+    }
+
+    /// The task that it is, of the fire with this id.
+    pub fn task(&self, fire: &Fire) -> Option<Task> {
+        let FireId::Task(id) = fire.id else { return None };
+        self.task.as_ref().and_then(|form| form.clone().into_task(id).ok())
     }
 
     /// The lock of the attempt after this one, by whoever begins it.
@@ -700,9 +785,9 @@ impl Lock {
         hold: Option<Duration>,
     ) -> Lock {
         let (promise, last_start, retry) = (self.promise(), self.last_start, self.retry());
-        let policy = LockPolicy { promise, last_start, hold, retry };
+        let policy = LockPolicy { promise, last_start, hold, retry, slot: None, task: None };
         let lock = Lock::held(node.clone(), node_start, self.attempt + 1, at, policy);
-        Lock { past: self.past.clone(), ..lock }
+        Lock { past: self.past.clone(), slot: self.slot.clone(), task: self.task.clone(), ..lock }
     }
 
     /// The same lock with another hold, in milliseconds, for the claim with this token.
@@ -818,14 +903,132 @@ impl Status {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     v: u32,
-    /// `user@host`, as a claim, not as proof.
+    /// `user@host`, as a claim, not as proof; or the fire whose end has set it off.
     pub by: String,
     pub at: Timestamp,
+    /// It runs beside another fire of its lane, whatever its job says of that.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub force: bool,
 }
 
 impl Request {
     pub fn new(by: String, at: Timestamp) -> Request {
-        Request { v: VERSION, by, at }
+        Request { v: VERSION, by, at, force: false }
+    }
+
+    /// The same, to run beside another fire of the lane.
+    pub fn forced(self, force: bool) -> Request {
+        Request { force, ..self }
+    }
+}
+
+/// A value of `queue/`: a task that waits. The same form tells in locks and records what the task was.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskForm {
+    v: u32,
+    by: String,
+    due: Timestamp,
+    job: serde_json::Value,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    of: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+}
+
+impl TaskForm {
+    pub fn of(task: &Task) -> TaskForm {
+        TaskForm {
+            v: VERSION,
+            by: task.by.clone(),
+            due: task.due,
+            job: serde_json::to_value(JobForm::of(&task.job)).expect("stored forms have only text keys"),
+            of: task.of.as_ref().map(JobName::to_string),
+            queue: task.queue.as_ref().map(MutexName::to_string),
+            key: task.key.clone(),
+        }
+    }
+
+    fn into_task(self, id: ulid::Ulid) -> Result<Task, String> {
+        let job: JobForm = serde_json::from_value(self.job).map_err(|error| error.to_string())?;
+        let name = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+        Ok(Task {
+            id,
+            job: job.into_job(JobName::of_tasks())?,
+            of: self.of.map(|of| of.parse().map_err(|error| name("of", &error))).transpose()?,
+            due: self.due,
+            by: self.by,
+            queue: self.queue.map(|queue| queue.parse().map_err(|error| name("queue", &error))).transpose()?,
+            key: self.key,
+        })
+    }
+
+    /// Reads a value of `queue/`, whose key names the task.
+    pub fn decode(key: &str, value: &[u8]) -> Result<Task, Unreadable> {
+        let unreadable = |why: String| Unreadable { key: key.to_owned(), why };
+        let place = super::keys::task_in_queue(key).ok_or_else(|| unreadable("it is no task".to_owned()))?;
+        decode::<TaskForm>(key, value)?.into_task(place.id).map_err(unreadable)
+    }
+}
+
+/// A value of `task-keys/`: the task that was submitted with a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskKey {
+    v: u32,
+    pub key: String,
+    /// The id of its fire.
+    pub task: String,
+    /// Until when the key stands for it.
+    pub until: Timestamp,
+}
+
+impl TaskKey {
+    pub fn new(key: String, task: String, until: Timestamp) -> TaskKey {
+        TaskKey { v: VERSION, key, task, until }
+    }
+}
+
+/// A value of `mutexes/<mutex>/<number>`, the fire that has it, and of `mutexes/<mutex>/wait-…`, one that waits for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MutexHolder {
+    v: u32,
+    /// As people read it: `job/fire`.
+    pub fire: String,
+    #[serde(with = "as_text")]
+    pub node: NodeName,
+}
+
+impl MutexHolder {
+    pub fn new(fire: &Fire, node: NodeName) -> MutexHolder {
+        MutexHolder { v: VERSION, fire: fire.to_string(), node }
+    }
+}
+
+/// A value of `limits/<mutex>/<source>`: how many may have it at once, as that source says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MutexLimit {
+    v: u32,
+    pub slots: u32,
+}
+
+impl MutexLimit {
+    pub fn new(slots: u32) -> MutexLimit {
+        MutexLimit { v: VERSION, slots }
+    }
+}
+
+/// A value of `chains/<job>`: which of the jobs it comes after have ended as it wants, since its own last run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChainState {
+    v: u32,
+    /// By job, the fire that did.
+    pub ended: BTreeMap<String, String>,
+}
+
+impl ChainState {
+    pub fn new(ended: BTreeMap<String, String>) -> ChainState {
+        ChainState { v: VERSION, ended }
     }
 }
 
@@ -909,6 +1112,11 @@ struct RecordForm {
     written_at: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tail: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Box<TaskForm>>,
+    /// As people read them: `job/fire`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    set_off: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -995,6 +1203,8 @@ pub fn encode_record(record: &Record) -> Vec<u8> {
         written_by: (&record.writer).into(),
         written_at: record.written_at,
         tail: record.tail.clone(),
+        task: record.task.as_ref().map(|task| Box::new(TaskForm::of(task))),
+        set_off: record.set_off.iter().map(Fire::to_string).collect(),
     })
 }
 
@@ -1013,6 +1223,11 @@ pub fn span_of(value: &[u8]) -> Option<Span> {
 pub fn decode_record(fire: Fire, key: &str, value: &[u8]) -> Result<Record, Unreadable> {
     let form: RecordForm = decode(key, value)?;
     let outcome = form.outcome.parse().map_err(|why| Unreadable { key: key.to_owned(), why })?;
+    // Only told, never acted on: one that a later release has written otherwise is left out.
+    let task = match fire.id {
+        FireId::Task(id) => form.task.and_then(|task| task.into_task(id).ok()).map(Box::new),
+        _ => None,
+    };
     Ok(Record {
         fire,
         span: form.span.map(|SpanForm { last, count }| Span { last, count }),
@@ -1036,7 +1251,15 @@ pub fn decode_record(fire: Fire, key: &str, value: &[u8]) -> Result<Record, Unre
         writer: form.written_by.into(),
         written_at: form.written_at,
         tail: form.tail,
+        task,
+        set_off: form.set_off.iter().filter_map(|text| fire_of_text(text)).collect(),
     })
+}
+
+/// A fire of a one-node job as it is shown: `job/fire`.
+fn fire_of_text(text: &str) -> Option<Fire> {
+    let (job, id) = text.split_once('/')?;
+    Some(Fire::new(job.parse().ok()?, id.parse().ok()?))
 }
 
 /// A value as JSON.

@@ -343,6 +343,17 @@ impl TxnReply {
             other => panic!("step {index} of the transaction is not a get: {other:?}"),
         }
     }
+
+    /// The reply of the transaction nested as step `index` of the branch taken.
+    ///
+    /// # Panics
+    /// If that step is none: the caller wrote the transaction.
+    pub fn nested(&self, index: usize) -> &TxnReply {
+        match &self.results[index] {
+            OpReply::Txn(reply) => reply,
+            other => panic!("step {index} of the transaction is no transaction: {other:?}"),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -75,8 +75,8 @@ fn surplus(found: &[String], keep: &Keep, floor: Timestamp, now: Timestamp) -> V
         let is_surplus = seen.len() > keep.records as usize || fire.scheduled_at() < oldest;
         let is_decided = match fire.id {
             FireId::Scheduled(at) => at <= floor,
-            // Its request is used up.
-            FireId::Manual(_) => true,
+            // Its request is used up, or its place in the queue.
+            FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) => true,
             FireId::Boot(_) => Some(fire.id) != newest_boot,
         };
         is_surplus && is_decided

@@ -193,6 +193,8 @@ fn record(fire: Fire, outcome: Outcome, exit_code: Option<i32>, signal: Option<i
         writer: Writer::Node { node: node(), node_start: node_start() },
         written_at: after(62),
         tail: None,
+        task: None,
+        set_off: Vec::new(),
         past: Vec::new(),
     }
 }
@@ -204,7 +206,7 @@ fn unrun(fire: Fire, outcome: Outcome, reason: &str) -> Record {
 }
 
 fn lock(at: Timestamp) -> Vec<u8> {
-    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None, retry: None };
+    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None, retry: None, slot: None, task: None };
     values::encode(&Lock::held(node(), node_start(), 2, at, policy))
 }
 

@@ -156,7 +156,7 @@ impl Fleet {
     pub async fn sync(&self, text: &str) {
         let files =
             jobfile::parse(&[SourceFile { path: "jobs.toml", text }]).unwrap_or_else(|e| panic!("{e}"));
-        let wanted = Wanted { source: files.source, jobs: files.jobs };
+        let wanted = Wanted { source: files.source, jobs: files.jobs, limits: files.limits };
         let outlook = sync::look(&self.store, &wanted).await.unwrap();
         sync::apply(&self.store, &wanted, outlook, "test", chrono::Utc::now()).await.unwrap();
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use fleetcron::files::{self, FilesFound, Signature};
 use fleetcron::job::{
-    CatchUp, Command, IoNice, Job, Keep, Limit, Overlap, Promise, Retry, RetryOn, RunOn, Terms, Thousandths,
+    CatchUp, Command, IoNice, Job, Keep, Limit, Overlap, Priority, Promise, Retry, RetryOn, RunOn, Terms, Thousandths,
 };
 use fleetcron::jobfile::{self, JobFile, Mistakes, SourceFile};
 use fleetcron::node::Selector;
@@ -171,6 +171,9 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
             jitter: Thousandths(0),
             on: Some(RetryOn { exit_codes: BTreeSet::from([1, 75]), timeout: true }),
         }),
+        mutex: None,
+        priority: Priority::default(),
+        after: None,
         success_exit: BTreeSet::from([0, 24]),
         keep: Keep { records: 5, days: 7, output: 1_000_000 },
         terms: Terms {
@@ -224,6 +227,9 @@ fn a_file_with_every_field_becomes_exactly_these_jobs() {
             jitter: Thousandths(200),
             on: Some(RetryOn { exit_codes: BTreeSet::from([75]), timeout: false }),
         }),
+        mutex: None,
+        priority: Priority::default(),
+        after: None,
         success_exit: BTreeSet::from([0]),
         keep: Keep { records: 100, days: 7, output: 10 << 20 },
         terms: Terms { nice: Some(5), limits: [(Limit::Nofile, Some(99))].into(), ..Terms::default() },

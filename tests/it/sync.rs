@@ -15,7 +15,7 @@ use fleetcron::sync::{self, SyncError, Wanted, apply, look};
 
 fn wanted(text: &str) -> Wanted {
     let files = jobfile::parse(&[SourceFile { path: "jobs.toml", text }]).unwrap_or_else(|e| panic!("{e}"));
-    Wanted { source: files.source, jobs: files.jobs }
+    Wanted { source: files.source, jobs: files.jobs, limits: files.limits }
 }
 
 /// So many jobs, all with this command: enough for several transactions.

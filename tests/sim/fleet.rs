@@ -15,6 +15,7 @@ use fleetcron::fire::{Fire, FireId};
 use fleetcron::guard::Guards;
 use fleetcron::guard::sim::Host;
 use fleetcron::node::{NodeName, NodeStart};
+use fleetcron::race::Chains;
 use fleetcron::run::{Account, Place};
 use fleetcron::schedule::Timestamp;
 use fleetcron::store::sim::Sim;
@@ -181,6 +182,7 @@ impl Fleet {
             cgroups: None,
             account,
             policy: policy.clone(),
+            chains: Chains::default(),
         };
         let options = Options {
             require_synced_clock: false,

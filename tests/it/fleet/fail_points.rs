@@ -604,6 +604,8 @@ async fn close_by_other(fleet: &Fleet) {
         },
         written_at: chrono::Utc::now(),
         tail: None,
+        task: None,
+        set_off: Vec::new(),
         past: Vec::new(),
     };
     let ops = [Op::delete(entry.key.as_str()), Op::put(keys::record(&fire), values::encode_record(&record))];
