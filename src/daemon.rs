@@ -573,6 +573,7 @@ impl Daemon {
                 for entry in entries {
                     self.define(entry);
                 }
+                self.place.chains.are_known();
                 if !std::mem::replace(&mut self.knows_jobs, true) {
                     info!(node = %self.options.node, jobs = self.planner.len(), "ready");
                     self.choose_wards();

@@ -150,11 +150,15 @@ fn list(checked: &Checked, now: Timestamp, out: &mut Out) -> Result<(), Failure>
             next: next.map(time::utc),
             next_starts_at: next.map(|at| time::utc(time::start(at, delay))),
         };
-        let disabled = || if job.enabled { "never again" } else { "disabled" }.to_owned();
+        let disabled = || match (job.enabled, &job.after) {
+            (false, _) => "disabled".to_owned(),
+            (true, Some(_)) if schedule.is_none() => "when they have ended".to_owned(),
+            (true, _) => "never again".to_owned(),
+        };
         let cells = || {
             vec![
                 job.name.to_string(),
-                schedule.texts().join(", "),
+                super::jobs::when(job),
                 schedule.zone().to_string(),
                 next.map_or_else(disabled, |at| time::due(at, delay, schedule.zone())),
                 or_dash(next.map(|at| time::wait(now, time::start(at, delay)))),

@@ -7,8 +7,9 @@ use serde::Serialize;
 use super::failure::{Failure, say};
 use super::out::GiveUp::{All, OneLine};
 use super::out::{Table, or_dash};
-use super::read::{self, HeldBack, Now, Scope};
+use super::read::{self, HeldBack, MutexWait, Now, Scope};
 use super::{Door, time};
+use crate::job::{Job, JobName, MutexName};
 use crate::node::NodeName;
 use crate::schedule::Timestamp;
 use crate::store::keys;
@@ -22,13 +23,13 @@ The table shows NEXT by the clock of the job's own zone: the next fire that has 
   disabled   `enabled = false` in its file: it runs only when started by hand
   paused     its fires pass without a run until it is resumed; until when and why, where that was said
   running    it runs now, on the node named; and which attempt, where it is not the first
-  waiting    it waits for its next attempt
+  waiting    it waits for its next attempt, or for its mutex, and who has that
   stuck      three fires in a row or more were skipped: most often the run before them does not end
 LAST is the outcome of the last fire that has a record, and why nothing ran; `fleetcron runs JOB` tells more.
 
 JSON has one object a line: job, schedule (a list when there are several), timezone, next, next_starts_at (later with \
 `splay`), last_outcome, last_fire, paused, paused_by, paused_reason, paused_until, running, enabled, running_on, attempt, waiting, \
-failures_in_a_row, skips_in_a_row, stuck, last_reason, source, description, owner. Instants are \
+failures_in_a_row, skips_in_a_row, stuck, last_reason, after, mutex, priority, waits_for (who has its mutex), source, description, owner. Instants are \
 RFC 3339 in UTC; next is null when the job is disabled or never runs again.
 
 Examples:
@@ -63,6 +64,11 @@ struct Row<'d> {
     skips_in_a_row: u64,
     stuck: bool,
     last_reason: Option<&'d str>,
+    after: Vec<&'d str>,
+    mutex: Option<&'d str>,
+    priority: u8,
+    /// Who has the mutex that it waits for.
+    waits_for: Vec<&'d str>,
     source: &'d str,
     description: Option<&'d str>,
     owner: Option<&'d str>,
@@ -90,6 +96,7 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let store = door.store().await?;
     let statuses = read::statuses(&store, &scope).await?;
     let running = read::running(&store, &scope).await?;
+    let waits = read::mutex_waits(&store).await?;
     let paused = HeldBack::read(&store, keys::pauses()).await?;
     let now = door.now();
     let out = &mut door.out;
@@ -105,6 +112,7 @@ pub async fn jobs(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
             status: statuses.get(name.as_str()),
             paused: paused.pause(name),
             running: running.get(name).unwrap_or(&nowhere),
+            wait: waits.iter().find(|wait| wait.fire.job == *name),
             next: next(&definition, now),
         };
         match out.is_json() {
@@ -134,6 +142,7 @@ struct Seen<'d> {
     /// And why, where that can be read.
     paused: Option<Option<&'d HoldBack>>,
     running: &'d Now,
+    wait: Option<&'d MutexWait>,
     next: Option<Timestamp>,
 }
 
@@ -161,6 +170,10 @@ impl<'d> Seen<'d> {
             skips_in_a_row: self.skips(),
             stuck: self.skips() >= STUCK_AFTER,
             last_reason: self.status.and_then(|status| status.last_reason.as_deref()),
+            after: job.after.iter().flat_map(|after| &after.jobs).map(JobName::as_str).collect(),
+            mutex: job.mutex.as_ref().map(MutexName::as_str),
+            priority: job.priority.get(),
+            waits_for: self.wait.iter().flat_map(|wait| &wait.held_by).map(String::as_str).collect(),
             source: self.definition.source.as_str(),
             description: job.description.as_deref(),
             owner: job.owner.as_deref(),
@@ -171,7 +184,7 @@ impl<'d> Seen<'d> {
         let job = &self.definition.job;
         vec![
             job.name.to_string(),
-            job.schedule.texts().join(", "),
+            when(job),
             job.schedule.zone().to_string(),
             or_dash(self.next.map(|at| time::due(at, job.delay(), job.schedule.zone()))),
             self.state(),
@@ -198,6 +211,7 @@ impl<'d> Seen<'d> {
         if self.running.waits {
             words.push("waiting for its next attempt".to_owned());
         }
+        words.extend(self.wait.map(MutexWait::reason));
         if self.skips() >= STUCK_AFTER {
             words.push(format!("stuck ({} skips in a row)", self.skips()));
         }
@@ -217,6 +231,16 @@ impl<'d> Seen<'d> {
         }
         words.join(", ")
     }
+}
+
+/// What sets a job off, in a few words.
+pub fn when(job: &Job) -> String {
+    let texts = job.schedule.texts().iter().cloned();
+    let after = job.after.as_ref().map(|after| {
+        let jobs: Vec<_> = after.jobs.iter().map(JobName::as_str).collect();
+        format!("after {}", jobs.join(if after.all { " and " } else { " or " }))
+    });
+    texts.chain(after).collect::<Vec<_>>().join(", ")
 }
 
 fn last(status: &Status) -> String {

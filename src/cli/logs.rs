@@ -95,6 +95,7 @@ impl Run {
         };
         let (under_way, last) = match &entry {
             Entry::UnderWay(run) => (run.is_running(), run.lock.attempt),
+            Entry::Waits(_) => (false, 0),
             Entry::Decided { record, .. } => (false, record.run.as_ref().map_or(0, |run| run.attempt)),
         };
         let attempt = args.attempt.unwrap_or(last);
@@ -145,7 +146,7 @@ impl Run {
             Entry::Decided { record, .. } => {
                 record.run.as_ref().filter(|run| run.attempt == self.attempt).map(|run| run.output_bytes)
             }
-            Entry::UnderWay(_) => None,
+            Entry::UnderWay(_) | Entry::Waits(_) => None,
         }
     }
 
@@ -181,6 +182,7 @@ fn why_not(entry: &Entry) -> String {
             None => record.outcome.to_string(),
         },
         Entry::UnderWay(_) => "it is not begun".to_owned(),
+        Entry::Waits(wait) => wait.reason(),
     }
 }
 

@@ -7,9 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::failure::{Failure, say};
 use super::out::harmless;
 use crate::fire::{Fire, FireId};
-use crate::job::JobName;
+use crate::job::{JobName, MutexName};
 use crate::node::NodeName;
-use crate::store::values::{self, Definition, HoldBack, Lock, LockState, Status, Unreadable};
+use crate::store::values::{
+    self, Definition, HoldBack, Lock, LockState, MutexHolder, Status, Unreadable,
+};
 use crate::store::{Entry, KeyRange, PageSpec, Revision, Store, StoreError, keys};
 
 /// Reads ranges page by page, so that a listing of any length takes little memory.
@@ -230,6 +232,49 @@ impl UnderWay {
     pub fn is_running(&self) -> bool {
         self.lock.state == LockState::Held
     }
+}
+
+/// A fire that waits for its mutex.
+pub struct MutexWait {
+    pub fire: Fire,
+    pub node: NodeName,
+    pub mutex: MutexName,
+    /// Who has it, as people read it.
+    pub held_by: Vec<String>,
+}
+
+impl MutexWait {
+    pub fn reason(&self) -> String {
+        let with: Vec<_> = self.held_by.iter().map(|fire| harmless(fire)).collect();
+        match with.is_empty() {
+            true => format!("waits for mutex {}", self.mutex),
+            false => format!("waits for mutex {}, which {} has", self.mutex, with.join(", ")),
+        }
+    }
+}
+
+/// All fires that wait for a mutex.
+pub async fn mutex_waits(store: &Store) -> Result<Vec<MutexWait>, Failure> {
+    let (mut waits, mut holders) = (Vec::new(), BTreeMap::<MutexName, Vec<String>>::new());
+    let pages = Pages::new(store, [keys::mutexes()]);
+    pages
+        .each(|entry| {
+            let Some((mutex, number)) = keys::mutex_of(&entry.key) else { return };
+            let Ok(there) = values::decode::<MutexHolder>(&entry.key, &entry.value) else { return };
+            match number {
+                Some(_) => holders.entry(mutex).or_default().push(there.fire),
+                None => {
+                    if let Ok(Some(fire)) = fire(&there.fire) {
+                        waits.push(MutexWait { fire, node: there.node, mutex, held_by: Vec::new() });
+                    }
+                }
+            }
+        })
+        .await?;
+    for wait in &mut waits {
+        wait.held_by = holders.get(&wait.mutex).cloned().unwrap_or_default();
+    }
+    Ok(waits)
 }
 
 /// The locks in some ranges.

@@ -39,7 +39,7 @@ of day are UTC. Of a job that had another name before (`was`), the history under
 
 JSON has one object a line: job, lane, fire, scheduled_at, outcome, reason, node, attempt, started_at, ended_at, \
 exit_code, signal (a name such as KILL), fencing_token, late, last (the instant of \
-a span's last fire), count, next_attempt_at, past (the attempts before: attempt, node, outcome, reason, exit_code, signal, \
+a span's last fire), count, next_attempt_at, set_off, past (the attempts before: attempt, node, outcome, reason, exit_code, signal, \
 started_at, ended_at), claimed_at, output_bytes, output_left_out (bytes that \
 `keep.output` had no room for), cpu_seconds, peak_memory_bytes. Instants are RFC 3339 in UTC; what is not known is null.
 

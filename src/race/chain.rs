@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
 use sha2::{Digest, Sha256};
+use tokio::sync::watch;
 use ulid::Ulid;
 
 use crate::fail_point;
@@ -19,13 +20,28 @@ use crate::store::{Compare, Entry, Op, Revision, Store, StoreError, Txn, TxnRepl
 
 /// The jobs that come after others, as this node knows them. Clones share it: the daemon keeps it, and what ends looks
 /// into it.
-#[derive(Clone, Default)]
-pub struct Chains(Arc<RwLock<BTreeMap<JobName, (Revision, After)>>>);
+#[derive(Clone)]
+pub struct Chains {
+    jobs: Arc<RwLock<BTreeMap<JobName, (Revision, After)>>>,
+    /// The store has told its jobs at least once.
+    are_known: Arc<watch::Sender<bool>>,
+}
+
+impl Default for Chains {
+    fn default() -> Chains {
+        Chains { jobs: Arc::default(), are_known: Arc::new(watch::Sender::new(false)) }
+    }
+}
 
 impl Chains {
+    /// All that the store has are taken in.
+    pub fn are_known(&self) {
+        self.are_known.send_replace(true);
+    }
+
     /// Takes a definition in.
     pub fn put(&self, job: &Job, definition: Revision) {
-        let mut known = self.0.write().expect("nobody panics holding it");
+        let mut known = self.jobs.write().expect("nobody panics holding it");
         match job.after.clone().filter(|_| job.enabled) {
             Some(after) => _ = known.insert(job.name.clone(), (definition, after)),
             None => _ = known.remove(&job.name),
@@ -33,12 +49,16 @@ impl Chains {
     }
 
     pub fn remove(&self, job: &JobName) {
-        self.0.write().expect("nobody panics holding it").remove(job);
+        self.jobs.write().expect("nobody panics holding it").remove(job);
     }
 
-    /// What the end that a record tells of sets off, or brings nearer.
-    pub fn links(&self, record: &Record) -> Links {
-        let known = self.0.read().expect("nobody panics holding it");
+    /// What the end that a record tells of sets off, or brings nearer. Waits until the store has told its jobs: what a
+    /// node finds ended at its start sets others off too.
+    pub async fn links(&self, record: &Record) -> Links {
+        fail_point!("chain.known");
+        // The sender lives as long as this.
+        _ = self.are_known.subscribe().wait_for(|are_known| *are_known).await;
+        let known = self.jobs.read().expect("nobody panics holding it");
         let mut links: Vec<Link> = known
             .iter()
             .filter(|(_, (_, after))| counts(after, record))

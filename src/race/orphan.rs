@@ -266,7 +266,7 @@ pub async fn close_orphan(
     record: &mut Record,
 ) -> Result<bool, StoreError> {
     let fire = &orphan.found.fire;
-    let (slot, mut links) = (orphan.found.lock.slot(), chains.links(record));
+    let (slot, mut links) = (orphan.found.lock.slot(), chains.links(record).await);
     let (lock_key, record_key) = (keys::lock(fire), keys::record(fire));
     let status_key = keys::status(&fire.job, &fire.lane);
     loop {

@@ -56,7 +56,7 @@ pub async fn finish(
             read.and_then(|entry| values::decode::<Status>(&entry.key, &entry.value).ok())
         }
     };
-    let (slot, mut links) = (claim.lock().slot(), chains.links(&record));
+    let (slot, mut links) = (claim.lock().slot(), chains.links(&record).await);
     let mut pause = FIRST_PAUSE;
     loop {
         if let Err(error) = links.read(store).await {

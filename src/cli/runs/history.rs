@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::row::outcome_of_lock;
+use super::row::{WAITING, outcome_of_lock};
 use crate::cli::failure::Failure;
-use crate::cli::read::{self, Pages, UnderWay, lock_of, say_unreadable};
+use crate::cli::read::{self, MutexWait, Pages, UnderWay, lock_of, say_unreadable};
 use crate::fire::Fire;
 use crate::job::JobName;
 use crate::node::NodeName;
@@ -17,6 +17,8 @@ use crate::store::{self, KeyRange, Store, keys};
 /// What is known of a fire.
 pub enum Entry {
     UnderWay(UnderWay),
+    /// It waits for its mutex.
+    Waits(MutexWait),
     Decided {
         record: Record,
         /// Whether it came after the fire had another record.
@@ -28,6 +30,7 @@ impl Entry {
     pub fn fire(&self) -> &Fire {
         match self {
             Entry::UnderWay(run) => &run.fire,
+            Entry::Waits(wait) => &wait.fire,
             Entry::Decided { record, .. } => &record.fire,
         }
     }
@@ -35,6 +38,7 @@ impl Entry {
     pub fn node(&self) -> Option<&NodeName> {
         match self {
             Entry::UnderWay(run) => Some(&run.lock.node),
+            Entry::Waits(wait) => Some(&wait.node),
             Entry::Decided { record, .. } => record.run.as_ref().map(|run| &run.node),
         }
     }
@@ -42,6 +46,7 @@ impl Entry {
     fn outcome(&self) -> &'static str {
         match self {
             Entry::UnderWay(run) => outcome_of_lock(run),
+            Entry::Waits(_) => WAITING,
             Entry::Decided { record, .. } => record.outcome.word(),
         }
     }
@@ -80,6 +85,10 @@ impl History {
     async fn has_anything(&self, store: &Store) -> Result<bool, Failure> {
         let mut pages = Pages::new(store, self.locks().into_iter().chain(self.records()));
         Ok(pages.next().await?.is_some())
+    }
+
+    fn has(&self, job: &JobName) -> bool {
+        self.0.as_ref().is_none_or(|names| names.contains(job))
     }
 
     fn locks(&self) -> Vec<KeyRange> {
@@ -142,13 +151,13 @@ impl Filter {
         let at = entry.fire().scheduled_at();
         let last = match entry {
             Entry::Decided { record, .. } => record.span.map_or(at, |span| span.last),
-            Entry::UnderWay(_) => at,
+            Entry::UnderWay(_) | Entry::Waits(_) => at,
         };
         self.since.is_none_or(|since| last >= since)
             && self.until.is_none_or(|until| at < until)
             && (self.outcomes.is_empty() || self.outcomes.iter().any(|word| word == entry.outcome()))
             && self.node.as_ref().is_none_or(|node| entry.node() == Some(node))
-            && (self.with == With::Anything || entry.node().is_some())
+            && (self.with == With::Anything || (entry.node().is_some() && !matches!(entry, Entry::Waits(_))))
     }
 }
 
@@ -167,6 +176,8 @@ pub async fn newest(
     limit: usize,
 ) -> Result<Newest, Failure> {
     let mut kept = Kept { limit, filter, entries: BTreeMap::new(), unreadable: 0, count: 0 };
+    let waits = read::mutex_waits(store).await?;
+    waits.into_iter().filter(|wait| history.has(&wait.fire.job)).for_each(|wait| kept.take(Some(Entry::Waits(wait))));
     // Locks first: a run that ends between the two is then seen twice rather than not at all, and its record counts.
     Pages::new(store, history.locks()).each(|entry| kept.take(lock_of(&entry).map(Entry::UnderWay))).await?;
     let records = Pages::new(store, history.records());

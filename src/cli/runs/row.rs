@@ -39,7 +39,7 @@ pub struct Row<'e> {
     fire: String,
     scheduled_at: String,
     outcome: &'static str,
-    reason: Option<&'e str>,
+    reason: Option<std::borrow::Cow<'e, str>>,
     node: Option<&'e str>,
     attempt: Option<u32>,
     started_at: Option<String>,
@@ -54,6 +54,8 @@ pub struct Row<'e> {
     count: u64,
     /// When the next attempt is to begin.
     next_attempt_at: Option<String>,
+    /// The fires of other jobs that its end has set off.
+    set_off: Vec<String>,
     /// The attempts before, the oldest first.
     past: Vec<PastRow>,
     claimed_at: Option<String>,
@@ -131,6 +133,7 @@ impl<'e> Row<'e> {
             last: None,
             count: 1,
             next_attempt_at: None,
+            set_off: Vec::new(),
             past: Vec::new(),
             claimed_at: None,
             output_bytes: None,
@@ -148,9 +151,14 @@ impl<'e> Row<'e> {
                 row.next_attempt_at = run.lock.due.map(utc);
                 row.past = run.lock.past().into_iter().map(PastRow::of).collect();
             }
+            Entry::Waits(wait) => {
+                row.outcome = WAITING;
+                row.reason = Some(wait.reason().into());
+            }
             Entry::Decided { record, late } => {
                 row.outcome = record.outcome.word();
-                row.reason = record.reason.as_deref();
+                row.reason = record.reason.as_deref().map(Into::into);
+                row.set_off = record.set_off.iter().map(ToString::to_string).collect();
                 row.late = *late;
                 row.past = record.past.iter().cloned().map(PastRow::of).collect();
                 if let Some(Span { last, count }) = record.span {
@@ -180,7 +188,9 @@ impl<'e> Row<'e> {
         let late = if self.late { " (late)" } else { "" };
         let attempt = self.attempt.filter(|attempt| *attempt > 1).map(|attempt| format!("attempt {attempt}"));
         let next = self.next_attempt_at.as_ref().map(|at| format!("next attempt at {at}"));
-        let notes: Vec<_> = self.reason.map(str::to_owned).into_iter().chain(attempt).chain(next).collect();
+        let set_off = (!self.set_off.is_empty()).then(|| format!("set off {}", self.set_off.join(", ")));
+        let reason = self.reason.as_deref().map(str::to_owned);
+        let notes: Vec<_> = reason.into_iter().chain(attempt).chain(next).chain(set_off).collect();
         let fire = match &self.shown.last {
             Some(last) => format!("{}..{last} ({})", self.fire, self.count),
             None => self.fire.clone(),

@@ -4,9 +4,10 @@ use super::*;
 
 impl Fleet {
     /// The program on this fleet's store.
-    fn operator(&self, args: &[&str]) -> Command {
+    pub(super) fn operator(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fleetcron"));
-        command.args(args).args(["--store", &self.address.to_string()]).stdin(Stdio::null());
+        // Before all else: behind `--` it would be an argument of a task.
+        command.args(["--store", &self.address.to_string()]).args(args).stdin(Stdio::null());
         command
     }
 
