@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use super::Daemon;
 use super::pursuit::Step;
-use crate::fire::Fire;
+use crate::fire::{Fire, Lane};
 use crate::job::DEFAULT_KILL_AFTER;
 use crate::race::{self, Found, Orphan};
 use crate::run::{self, Order};
@@ -71,8 +71,9 @@ impl Daemon {
         let living = self.fleet.living().iter().map(|(name, peer)| (name.clone(), peer.start)).collect();
         let drained = self.fleet.drained().clone();
         let (store, tell) = (self.place.store.clone(), self.orphans.tell.clone());
+        let me = self.options.node.clone();
         self.chores.spawn(self.options.clock.bind(async move {
-            let found = race::orphans(&store, &living, &drained).await.unwrap_or_else(|error| {
+            let found = race::orphans(&store, &me, &living, &drained).await.unwrap_or_else(|error| {
                 // The nodes are listed again when the store is back, and every few minutes.
                 warn!(%error, "the locks of lost nodes could not be looked for");
                 Vec::new()
@@ -110,6 +111,8 @@ impl Daemon {
         let job = self.job_of(found);
         let is_late = self.options.clock.now() > lock.last_start;
         let is_for_me = match lock.hold {
+            // It lies in this node's own lane, and what had its name before is gone.
+            _ if found.fire.lane != Lane::OneNode => true,
             // Nobody but the name's new owner may touch it.
             None if self.fleet.living().contains_key(&lock.node) => lock.node == self.standing.me.name,
             _ => self.fleet.inherits_from(&lock.node, job.as_deref(), is_late),

@@ -15,7 +15,7 @@ use super::claim::{Claim, Found, all_locks, cancel_reason, pause_after, put_stat
 use super::registration::{InTouch, Me, Registration, Standing};
 use crate::clock::Clock;
 use crate::fail_point;
-use crate::fire::Fire;
+use crate::fire::{Fire, Lane};
 use crate::mutant;
 use crate::node::{NodeName, NodeStart};
 use crate::record::{Outcome, Past, Record};
@@ -61,15 +61,20 @@ impl Orphan {
 }
 
 /// The locks whose holder is not among the living, and those between two attempts whose holder is drained, as a list
-/// shows them; each still has to be [looked at](look).
+/// shows them to `me`; each still has to be [looked at](look). What lies in another node's lane is that node's alone: it
+/// stays for its next life, whether it runs or waits.
 pub async fn orphans(
     store: &Store,
+    me: &NodeName,
     living: &BTreeMap<NodeName, NodeStart>,
     drained: &BTreeSet<NodeName>,
 ) -> Result<Vec<Found>, StoreError> {
     fail_point!("orphans.list");
     let found = all_locks(store).await?;
-    let is_orphan = |Found { lock, .. }: &Found| {
+    let is_orphan = |Found { fire, lock, .. }: &Found| {
+        if matches!(&fire.lane, Lane::Node(node) if node != me) && !mutant!("lanes-of-others") {
+            return false;
+        }
         let is_left = lock.state == LockState::Waiting && drained.contains(&lock.node);
         let is_gone = match mutant!("gone-is-absent") {
             true => !living.contains_key(&lock.node),

@@ -1,6 +1,7 @@
 //! What follows an attempt that failed, whatever dies while the fire waits for it.
 
 use chrono::TimeDelta;
+use fleetcron::fire::Lane;
 use fleetcron::store::values::{HoldBack, LockState};
 
 use super::*;
@@ -255,4 +256,40 @@ async fn while_a_fire_waits_no_other_of_its_lane_runs() {
     assert_eq!(fleet.wait_for_record(&second).await.outcome, Outcome::Skipped);
     assert_eq!(fleet.wait_for_record(&fire).await.outcome, Outcome::Succeeded);
     node.stop(&fleet).await;
+}
+
+/// What waits in a node's own lane is that node's, however long it is away.
+#[tokio::test]
+async fn the_next_attempt_of_an_every_node_job_is_never_made_on_another_node() {
+    for fleet in each_store().await {
+        let command = quoted(&fleet.marking("[ $FLEETCRON_NODE = b ] || [ $FLEETCRON_ATTEMPT = 2 ]"));
+        let fields = "run_on = 'every-node'\nretry = { attempts = 2, delay = '1s', jitter = 0 }";
+        // Due once in an hour: the first two seconds are enough for both nodes.
+        let soon = (chrono::Utc::now() + TimeDelta::seconds(3)).format("%Y-%m-%dT%H:%M:%SZ");
+        fleet.sync(&format!("[jobs.once]\nschedule = '@at {soon}'\ncommand = {command}\n{fields}\n")).await;
+        let mut lost = fleet.node("a").ready().await;
+        let mut other = fleet.node("b").ready().await;
+        let of_a = |record: &Record| record.fire.lane == Lane::Node("a".parse().unwrap());
+        let lock = fleet
+            .wait_for("the lock of a to wait", async || {
+                let entries = fleet.list(keys::locks_of(&name("once"))).await.entries;
+                let mut locks = entries.iter().filter_map(|entry| {
+                    let lock: Lock = values::decode(&entry.key, &entry.value).ok()?;
+                    (lock.node.as_str() == "a" && lock.state == LockState::Waiting).then_some(lock)
+                });
+                locks.next()
+            })
+            .await;
+        lost.lose_host();
+        fleet.wait_until("the loss to be seen", async || fleet.presence("a").await.is_none()).await;
+        // The other one looks at the locks of a lost node at once, and this one is due by then.
+        fleet.wait_until("it to be due", async || chrono::Utc::now() > lock.due.unwrap() + TimeDelta::seconds(2)).await;
+        assert!(!fleet.records().await.iter().any(of_a), "{}", fleet.logs());
+        let mut back = fleet.node("a").ready().await;
+        let record = fleet.wait_for("the record of a", async || fleet.records().await.into_iter().find(of_a)).await;
+        let run = record.run.as_ref().unwrap();
+        assert_eq!((record.outcome, run.attempt, run.node.as_str()), (Outcome::Succeeded, 2, "a"), "{}", fleet.logs());
+        back.stop(&fleet).await;
+        other.stop(&fleet).await;
+    }
 }

@@ -132,12 +132,12 @@ async fn a_key_stands_for_the_first_task() {
 #[tokio::test]
 async fn bad_input_is_said_with_its_place_and_puts_nothing_in() {
     let fleet = Fleet::on_sqlite().await;
-    let long = "k".repeat(257);
+    let too_long = "k".repeat(257);
     for (args, says) in [
         (vec!["--", " "], "empty"),
         (vec!["--at", "yesterday", "--", "true"], "at: \"yesterday\" is not a time"),
         (vec!["--in", "soon", "--", "true"], "in: \"soon\""),
-        (vec!["--key", &long, "--", "true"], "key: it has 257 bytes"),
+        (vec!["--key", &too_long, "--", "true"], "key: it has 257 bytes"),
         (vec!["--priority", "10", "--", "true"], "0 to 9"),
         (vec!["--nodes", "a in b", "--", "true"], "nodes:"),
         (vec!["--timeout", "0s", "--", "true"], "timeout:"),
