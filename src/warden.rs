@@ -26,7 +26,7 @@ use crate::store::{
     Compare, Entry, MOST_OPS, Op, Order, PageSpec, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
 
-pub use self::prune::{prune, prune_rest};
+pub use self::prune::{TASKS_KEPT, prune, prune_rest, prune_tasks};
 
 /// A lane to be looked at, with what its warden knows of its job.
 #[derive(Debug, Clone)]

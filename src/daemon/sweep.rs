@@ -20,6 +20,7 @@ use crate::guard::FolderName;
 use crate::job::{JobName, Keep};
 use crate::run::Place;
 use crate::schedule::Timestamp;
+use crate::warden;
 use crate::store::values::Definition;
 use crate::store::{MOST_OPS, Op, Store, Txn, keys};
 
@@ -112,6 +113,9 @@ fn list(outputs: &Path) -> io::Result<BTreeMap<JobName, Vec<Kept>>> {
 /// How long the job's outputs are kept; a job that is gone has no say any more, and its records go as by default.
 /// None: what it says cannot be read, so nothing of it goes.
 async fn keep_of(store: &Store, job: &JobName) -> anyhow::Result<Option<Keep>> {
+    if job.is_of_tasks() {
+        return Ok(Some(warden::TASKS_KEPT));
+    }
     Ok(match store.get(&keys::job(job)).await? {
         Some(entry) => Definition::decode(&entry.key, &entry.value).ok().map(|found| found.job.keep),
         None => Some(Keep::default()),

@@ -32,10 +32,14 @@ pub(super) struct Wards {
     due: BTreeSet<(Timestamp, JobName)>,
     under_way: bool,
     prune_rest_at: Timestamp,
+    prune_tasks_at: Timestamp,
 }
 
 /// After a daemon's start.
 const PRUNE_REST_AFTER: TimeDelta = TimeDelta::minutes(10);
+
+/// There may be thousands of them in an hour.
+const PRUNE_TASKS_EVERY: TimeDelta = TimeDelta::minutes(10);
 
 /// How what is left of the past is called when it is shared out; no job's name.
 const PAST: &str = "~past";
@@ -72,7 +76,7 @@ pub(super) type Looked = Vec<(Ward, Result<Settled, StoreError>)>;
 
 impl Wards {
     pub fn new(now: Timestamp) -> Wards {
-        Wards { prune_rest_at: now + PRUNE_REST_AFTER, ..Wards::default() }
+        Wards { prune_rest_at: now + PRUNE_REST_AFTER, prune_tasks_at: now + PRUNE_TASKS_EVERY, ..Wards::default() }
     }
 
     /// The next look.
@@ -319,6 +323,10 @@ impl Daemon {
 
     /// Removes, now and then, what is left of the past beside records, if it is this node that does.
     pub(super) fn prune_rest(&mut self, now: Timestamp) {
+        if now >= self.wards.prune_tasks_at {
+            self.wards.prune_tasks_at = now + PRUNE_TASKS_EVERY;
+            self.prune_tasks(now);
+        }
         if now < self.wards.prune_rest_at {
             return;
         }
@@ -330,6 +338,19 @@ impl Daemon {
         self.chores.spawn(clock.bind(async move {
             if let Err(error) = warden::prune_rest(&store, now).await {
                 debug!(%error, "what is left of the past is not removed yet");
+            }
+        }));
+    }
+
+    /// The same of tasks.
+    fn prune_tasks(&mut self, now: Timestamp) {
+        if !self.fleet.is_warden(JobName::of_tasks().as_str(), None) {
+            return;
+        }
+        let (store, clock) = (self.place.store.clone(), self.options.clock);
+        self.chores.spawn(clock.bind(async move {
+            if let Err(error) = warden::prune_tasks(&store, now).await {
+                debug!(%error, "old tasks are not removed yet");
             }
         }));
     }

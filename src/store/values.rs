@@ -119,7 +119,7 @@ impl DefinitionForm {
 }
 
 /// A job's fields. The digest of a source is taken over these, so their order and names are part of the form.
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct JobForm {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     description: Option<String>,
@@ -206,14 +206,14 @@ struct JobForm {
     was: Option<String>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum CommandForm {
     Shell(String),
     Argv(Vec<String>),
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum OverlapForm {
     Skip,
@@ -222,7 +222,7 @@ enum OverlapForm {
     Replace,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum RunOnForm {
     #[default]
@@ -230,7 +230,7 @@ enum RunOnForm {
     EveryNode,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum CatchUpForm {
     #[default]
@@ -351,7 +351,7 @@ impl From<PromiseForm> for Promise {
     }
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct KeepForm {
     records: u32,
     days: u32,
@@ -928,7 +928,7 @@ pub struct TaskForm {
     v: u32,
     by: String,
     due: Timestamp,
-    job: serde_json::Value,
+    job: Box<JobForm>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     of: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -943,7 +943,7 @@ impl TaskForm {
             v: VERSION,
             by: task.by.clone(),
             due: task.due,
-            job: serde_json::to_value(JobForm::of(&task.job)).expect("stored forms have only text keys"),
+            job: Box::new(JobForm::of(&task.job)),
             of: task.of.as_ref().map(JobName::to_string),
             queue: task.queue.as_ref().map(MutexName::to_string),
             key: task.key.clone(),
@@ -951,11 +951,10 @@ impl TaskForm {
     }
 
     fn into_task(self, id: ulid::Ulid) -> Result<Task, String> {
-        let job: JobForm = serde_json::from_value(self.job).map_err(|error| error.to_string())?;
         let name = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
         Ok(Task {
             id,
-            job: job.into_job(JobName::of_tasks())?,
+            job: self.job.into_job(JobName::of_tasks())?,
             of: self.of.map(|of| of.parse().map_err(|error| name("of", &error))).transpose()?,
             due: self.due,
             by: self.by,

@@ -12,7 +12,7 @@ use tracing::{debug, info};
 use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, Keep};
 use crate::schedule::Timestamp;
-use crate::store::values::Former;
+use crate::store::values::{self, Epoch, Former, Lock, TaskKey};
 use crate::store::{Compare, Entry, KeyRange, Op, PageSpec, Revision, Store, StoreError, Txn, keys};
 
 /// So many go in one transaction.
@@ -20,6 +20,12 @@ const AT_ONCE: usize = 100;
 
 /// Former definitions and pauses that are over are kept for as long at least: nobody waits so long to settle a fire.
 const KEPT_FOR: TimeDelta = TimeDelta::days(40);
+
+/// What is kept of tasks that have ended: their records, and their output on the nodes.
+pub const TASKS_KEPT: Keep = Keep { records: 10_000, days: 30, output: u64::MAX };
+
+/// A request for a job that is not there waits for so long that it may come back.
+const ASKED_IN_VAIN_FOR: TimeDelta = TimeDelta::days(7);
 
 /// The floors of a job that is gone are settled and go long before this.
 const LANES_KEPT_FOR: TimeDelta = TimeDelta::days(7);
@@ -98,9 +104,103 @@ async fn names(store: &Store, range: KeyRange) -> Result<Vec<String>, StoreError
     }
 }
 
-/// Removes what is left of the past beside records: former definitions, what remains of jobs that are gone, and pauses
-/// that have long been over. One node does it now and then for all.
+/// Removes the records of tasks that are more, or older, than are kept, and the keys that stand for a task no longer.
+/// One node does it now and then for all.
+pub async fn prune_tasks(store: &Store, now: Timestamp) -> Result<(), StoreError> {
+    prune(store, &JobName::of_tasks(), &Lane::OneNode, &TASKS_KEPT, now).await?;
+    let mut spec = PageSpec::default();
+    loop {
+        let page = store.page(keys::task_keys(), spec.clone()).await?;
+        spec.after = page.entries.last().map(|entry| entry.key.clone());
+        let expired = page.entries.iter().filter(|entry| {
+            values::decode::<TaskKey>(&entry.key, &entry.value).is_ok_and(|key| key.until <= now)
+        });
+        // Safe when somebody submits with it at the same time: then it is at another revision, and stays.
+        let deletes = expired.map(|entry| {
+            let as_seen = Compare::mod_revision(entry.key.as_str(), entry.mod_revision);
+            Op::from(Txn::when([as_seen]).then([Op::delete(entry.key.as_str())]))
+        });
+        let deletes: Vec<Op> = deletes.collect();
+        for some in deletes.chunks(NESTED_AT_ONCE) {
+            store.txn(Txn::new().then(some.to_vec())).await?;
+        }
+        if !page.more {
+            return Ok(());
+        }
+    }
+}
+
+/// etcd counts what is nested too.
+const NESTED_AT_ONCE: usize = 50;
+
+/// Removes requests that nobody will use up: of fires that are decided, of jobs that have long been gone, and to stop
+/// what has ended; and how far chains had come of jobs that are gone.
+async fn prune_requests(store: &Store, now: Timestamp) -> Result<(), StoreError> {
+    let requests = names(store, keys::requests()).await?;
+    let chains = names(store, keys::chains()).await?;
+    let mut deletes: Vec<Op> = Vec::new();
+    // Each safe when the request is used up, or made, at the same time: what makes it useless is compared.
+    let mut delete_when = |compare: Vec<Compare>, key: &str| {
+        deletes.push(Txn::when(compare).then([Op::delete(key)]).into());
+    };
+    for key in &requests {
+        if let Some(fire) = keys::fire_to_cancel(key) {
+            delete_when(vec![Compare::absent(keys::lock(&fire))], key);
+        } else if let Some(fire) = keys::fire_requested(key) {
+            delete_when(vec![Compare::present(keys::record(&fire))], key);
+            if fire.scheduled_at() < now - ASKED_IN_VAIN_FOR {
+                delete_when(vec![Compare::absent(keys::job(&fire.job)), Compare::absent(keys::lock(&fire))], key);
+            }
+        }
+    }
+    for key in &chains {
+        if let Ok(job) = keys::name_of(key).parse::<JobName>() {
+            delete_when(vec![Compare::absent(keys::job(&job))], key);
+        }
+    }
+    for delete in deletes {
+        // One by one: two of them may be about one key, and there are few.
+        store.txn(Txn::new().then([delete])).await?;
+    }
+    Ok(())
+}
+
+/// Removes the epochs of nodes that are gone for good: not registered, without locks, and begun longer ago than anything
+/// of that time is kept. `forget` does it at once.
+async fn prune_epochs(store: &Store, now: Timestamp) -> Result<(), StoreError> {
+    let epochs = store.list(keys::epochs()).await?.entries;
+    let registered: HashSet<String> =
+        names(store, keys::nodes()).await?.iter().map(|key| keys::name_of(key).to_owned()).collect();
+    let locks = store.list(keys::locks()).await?.entries;
+    // One that cannot be read may be anybody's.
+    let holders: Result<HashSet<String>, _> = locks
+        .iter()
+        .map(|entry| values::decode::<Lock>(&entry.key, &entry.value).map(|lock| lock.node.to_string()))
+        .collect();
+    let Ok(holders) = holders else { return Ok(()) };
+    for entry in epochs {
+        let name = keys::name_of(&entry.key);
+        let Ok(epoch) = values::decode::<Epoch>(&entry.key, &entry.value) else { continue };
+        let begun: Timestamp = epoch.node_start.0.datetime().into();
+        if begun > now - KEPT_FOR || registered.contains(name) || holders.contains(name) {
+            continue;
+        }
+        // Safe when the node comes back at the same time: that moves its epoch, and only who is registered gets locks.
+        let as_seen = Compare::mod_revision(entry.key.as_str(), entry.mod_revision);
+        let is_gone = Compare::absent(format!("nodes/{name}"));
+        let gone = store.txn(Txn::when([as_seen, is_gone]).then([Op::delete(entry.key.as_str())])).await?;
+        if gone.succeeded {
+            info!(node = name, "a node that has long been gone is forgotten");
+        }
+    }
+    Ok(())
+}
+
+/// Removes what is left of the past beside records: former definitions, what remains of jobs and nodes that are gone, and
+/// pauses that have long been over. One node does it now and then for all.
 pub async fn prune_rest(store: &Store, now: Timestamp) -> Result<(), StoreError> {
+    prune_requests(store, now).await?;
+    prune_epochs(store, now).await?;
     let mut old = Vec::new();
     let mut spec = PageSpec::default();
     loop {
@@ -232,6 +332,88 @@ mod tests {
         // Another lane is another's.
         assert_eq!(prune(&store, &job, &"@b".parse().unwrap(), &keep(0, 0), now()).await.unwrap(), 0);
         assert_eq!(prune(&store, &job, &lane, &keep(10, 30), now()).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn keys_of_tasks_go_when_they_have_expired_and_records_behind_the_newest() {
+        let store = Sim::new(1).client("a");
+        let key = |until| values::encode(&TaskKey::new("k".to_owned(), "t-x".to_owned(), until));
+        let minute = TimeDelta::minutes(1);
+        let puts = [("task-keys/1", key(now() - minute)), ("task-keys/2", key(now() + minute))];
+        store.txn(Txn::new().then(puts.map(|(key, value)| Op::put(key, value)))).await.unwrap();
+        let old = |ago: i64| Fire::task(ulid::Ulid::from_datetime((now() - TimeDelta::days(ago)).into()));
+        let (stays, goes) = (keys::record(&old(29)), keys::record(&old(31)));
+        store.txn(Txn::new().then([&stays, &goes].map(|key| Op::put(key.as_str(), "{}")))).await.unwrap();
+        prune_tasks(&store, now()).await.unwrap();
+        let left = names(&store, KeyRange::prefix("")).await.unwrap();
+        assert_eq!(left, [stays, "task-keys/2".to_owned()]);
+    }
+
+    #[tokio::test]
+    async fn requests_that_nobody_uses_up_go_and_others_stay() {
+        let store = Sim::new(1).client("a");
+        let asked = |job: &str, ago: i64| {
+            let id = ulid::Ulid::from_datetime((now() - TimeDelta::days(ago)).into());
+            Fire::new(job.parse().unwrap(), FireId::Manual(id))
+        };
+        let (waits, decided) = (asked("a", 20), asked("a", 1));
+        let (in_vain, may_come) = (asked("gone", 8), asked("gone", 6));
+        let (runs, ended) = (asked("a", 2), asked("a", 3));
+        let keys_put = [
+            "jobs/a".to_owned(),
+            keys::request(&waits),
+            keys::request(&decided),
+            keys::record(&decided),
+            keys::request(&in_vain),
+            keys::request(&may_come),
+            keys::lock(&runs),
+            keys::cancel_request(&runs),
+            keys::cancel_request(&ended),
+            "chains/a".to_owned(),
+            "chains/gone".to_owned(),
+        ];
+        store.txn(Txn::new().then(keys_put.map(|key| Op::put(key, "{}")))).await.unwrap();
+        prune_requests(&store, now()).await.unwrap();
+        let left = names(&store, KeyRange::prefix("")).await.unwrap();
+        let mut expected = [
+            "jobs/a".to_owned(),
+            keys::request(&waits),
+            keys::record(&decided),
+            keys::request(&may_come),
+            keys::lock(&runs),
+            keys::cancel_request(&runs),
+            "chains/a".to_owned(),
+        ];
+        expected.sort();
+        assert_eq!(left, expected);
+    }
+
+    #[tokio::test]
+    async fn the_epoch_of_a_node_goes_when_nothing_of_its_time_is_left() {
+        let store = Sim::new(1).client("a");
+        let start = |ago: i64| crate::node::NodeStart(ulid::Ulid::from_datetime((now() - TimeDelta::days(ago)).into()));
+        let epoch = |ago: i64| values::encode(&Epoch::new(start(ago), 1, "i".to_owned()));
+        let policy = crate::store::values::LockPolicy {
+            promise: crate::job::Promise::AtLeastOnce,
+            last_start: now(),
+            hold: None,
+            retry: None,
+            slot: None,
+            task: None,
+        };
+        let lock = Lock::held("holds".parse().unwrap(), start(90), 1, now(), policy);
+        let ops = [
+            Op::put("epochs/gone", epoch(50)),
+            Op::put("epochs/young", epoch(30)),
+            Op::put("epochs/there", epoch(90)),
+            Op::put("nodes/there", "{}"),
+            Op::put("epochs/holds", epoch(90)),
+            Op::put("locks/a/-/20261130T020000Z", values::encode(&lock)),
+        ];
+        store.txn(Txn::new().then(ops)).await.unwrap();
+        prune_epochs(&store, now()).await.unwrap();
+        let left = names(&store, keys::epochs()).await.unwrap();
+        assert_eq!(left, ["epochs/holds", "epochs/there", "epochs/young"]);
     }
 
     #[tokio::test]

@@ -11,8 +11,8 @@ use fleetcron::guard::link::{Answer, Request as Ask};
 use fleetcron::guard::{Ended, RunFolder, Spec};
 use fleetcron::journal::Line;
 use fleetcron::store::values::{
-    self, Act, CancelRequest, Definition, Epoch, HoldBack, Lock, Presence, Request, SourceState, Status,
-    decode_record, encode_record,
+    self, Act, CancelRequest, ChainState, Definition, Epoch, HoldBack, Lock, MutexHolder, MutexLimit, Presence,
+    Request, SourceState, Status, TaskForm, TaskKey, decode_record, encode_record,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -46,15 +46,30 @@ fn check_json<T: DeserializeOwned + Serialize>(name: &str) {
     );
 }
 
+const ULID: &str = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
+
 #[test]
 fn every_value_of_the_store_reads_back_as_it_was_written() {
-    for name in ["definition-1", "definition-1-least", "definition-1-terms", "definition-1-fleet"] {
+    for name in ["definition-1", "definition-1-least", "definition-1-terms", "definition-1-fleet", "definition-1-chain"] {
         check(name, |text| Definition::decode("jobs/nightly-db-backup", text).unwrap(), Definition::encode);
     }
-    for name in ["record-1", "record-1-unrun", "record-1-usage", "record-1-forgotten"] {
+    for name in ["record-1", "record-1-unrun", "record-1-usage", "record-1-forgotten", "record-1-chain"] {
         let fire = Fire::new("backup".parse().unwrap(), "20261130T020000Z".parse().unwrap());
         check(name, |text| decode_record(fire.clone(), name, text).unwrap(), encode_record);
     }
+    let task = Fire::task(ULID.parse().unwrap());
+    check("record-1-task", |text| decode_record(task.clone(), "k", text).unwrap(), encode_record);
+    let read = |text: &[u8]| {
+        let place = format!("queue/{}/9/20261130T020000.123Z-{}", fleetcron::task::shard(ULID.parse().unwrap()), task.id);
+        TaskForm::decode(&place, text).unwrap()
+    };
+    check("task-1", read, |task| values::encode(&TaskForm::of(task)));
+    check_value::<TaskKey>("task-key-1");
+    check_value::<MutexHolder>("mutex-1");
+    check_value::<MutexLimit>("limit-1");
+    check_value::<ChainState>("chain-1");
+    check_value::<Lock>("lock-1-task");
+    check_value::<Request>("request-1-forced");
     check_value::<SourceState>("source-1");
     check_value::<Presence>("presence-1");
     check_value::<Presence>("presence-1-clock");
