@@ -230,7 +230,9 @@ impl Books<'_> {
         let at = fire.scheduled_at();
         match fire.id {
             FireId::Scheduled(_) => at <= self.pruned_until(),
-            FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) | FireId::Boot(_) => self.oldest_asked.is_none_or(|oldest| at < oldest),
+            FireId::Manual(_) | FireId::Chain(_) | FireId::Task(_) | FireId::Boot(_) => {
+                self.oldest_asked.is_none_or(|oldest| at < oldest)
+            }
         }
     }
 

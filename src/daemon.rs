@@ -787,7 +787,8 @@ impl Daemon {
         if !self.knows_jobs || !self.fleet.is_known() {
             return;
         }
-        let asked = self.asked.values().map(|asked| &asked.fire).filter(|fire| !self.hands.contains_key(fire));
+        let asked =
+            self.asked.values().map(|asked| &asked.fire).filter(|fire| !self.hands.contains_key(fire));
         for fire in asked.cloned().collect::<Vec<_>>() {
             self.see_to(fire);
         }
@@ -914,7 +915,8 @@ impl Daemon {
     /// Puts a fire into the queue for a slot. A scheduled fire of the same job that waits there is superseded.
     fn wait_for_slot(&mut self, fire: Fire) {
         let by = fire.id;
-        let priority = self.planner.get(&fire.job).map_or(Priority::default(), |planned| planned.job.priority);
+        let priority =
+            self.planner.get(&fire.job).map_or(Priority::default(), |planned| planned.job.priority);
         if let Some(older) = self.waiting.push(fire, priority) {
             self.supersede(older, by, "a slot");
         }
@@ -1099,7 +1101,8 @@ impl Daemon {
 fn requested(entry: Entry) -> Option<(String, Asked)> {
     let fire = keys::fire_requested(&entry.key)?;
     let request = values::decode::<Request>(&entry.key, &entry.value);
-    let (at, force) = request.map_or_else(|_| (fire.scheduled_at(), false), |request| (request.at, request.force));
+    let (at, force) =
+        request.map_or_else(|_| (fire.scheduled_at(), false), |request| (request.at, request.force));
     Some((entry.key, Asked { fire, at, force }))
 }
 

@@ -168,7 +168,8 @@ mod tests {
 
     #[test]
     fn a_fire_id_reads_back_and_has_one_spelling() {
-        let ulids = ["m-01ARZ3NDEKTSV4RRFFQ69G5FAV", "c-01ARZ3NDEKTSV4RRFFQ69G5FAV", "t-01ARZ3NDEKTSV4RRFFQ69G5FAV"];
+        let ulids =
+            ["m-01ARZ3NDEKTSV4RRFFQ69G5FAV", "c-01ARZ3NDEKTSV4RRFFQ69G5FAV", "t-01ARZ3NDEKTSV4RRFFQ69G5FAV"];
         for text in ["20261130T020000Z", "19991231T235959Z"].into_iter().chain(ulids) {
             assert_eq!(text.parse::<FireId>().map(|id| id.to_string()), Ok(text.to_owned()));
         }

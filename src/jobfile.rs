@@ -104,10 +104,8 @@ pub fn parse(files: &[SourceFile<'_>]) -> Result<JobFile, Mistakes> {
     let source = agreed_source(sources, &mut found);
     let drafts = without_clashes(drafts, &mut found);
     check_former_names(&drafts, &mut found);
-    let after_spots = drafts
-        .iter()
-        .filter_map(|(name, draft)| Some((name.clone(), draft.written.after_spot()?)))
-        .collect();
+    let after_spots =
+        drafts.iter().filter_map(|(name, draft)| Some((name.clone(), draft.written.after_spot()?))).collect();
 
     let mut jobs = Vec::new();
     let mut places = BTreeMap::new();

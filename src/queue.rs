@@ -8,7 +8,6 @@ use std::collections::HashSet;
 use chrono::TimeDelta;
 use sha2::{Digest, Sha256};
 
-use crate::fail_point;
 use crate::fire::Fire;
 use crate::record::{Outcome, Record, Writer};
 use crate::schedule::Timestamp;
@@ -76,8 +75,8 @@ pub async fn submit(
     now: Timestamp,
 ) -> Result<Vec<Submitted>, StoreError> {
     let mut submitted = Vec::with_capacity(tasks.len());
-    fail_point!("queue.send");
-    let reply = store.txn(Txn::new().then(tasks.iter().map(|task| put(task, None, now).into()).chain(note))).await?;
+    let reply =
+        store.txn(Txn::new().then(tasks.iter().map(|task| put(task, None, now).into()).chain(note))).await?;
     for (index, task) in tasks.iter().enumerate() {
         submitted.push(settle(store, task, reply.nested(index), now).await?);
     }
@@ -132,7 +131,6 @@ async fn settle(
             // It went in this very moment.
             None => None,
         };
-        fail_point!("queue.again");
         reply = store.txn(put(task, expired, now)).await?;
     }
 }
@@ -150,9 +148,10 @@ pub async fn find(store: &Store, fire: &Fire) -> Result<Option<(Task, String)>, 
         let mut spec = PageSpec { keys_only: true, ..PageSpec::default() };
         loop {
             let page = store.page(keys::queue_of(task::shard(id), priority), spec.clone()).await?;
-            let found = page.entries.iter().find(|entry| {
-                keys::task_in_queue(&entry.key).is_some_and(|place| place.id == id)
-            });
+            let found = page
+                .entries
+                .iter()
+                .find(|entry| keys::task_in_queue(&entry.key).is_some_and(|place| place.id == id));
             if let Some(found) = found {
                 let Some(entry) = store.get(&found.key).await? else { return Ok(None) };
                 let task = TaskForm::decode(&entry.key, &entry.value)
@@ -170,7 +169,14 @@ pub async fn find(store: &Store, fire: &Fire) -> Result<Option<(Task, String)>, 
 
 /// What takes something out that nobody has begun, `asked_by` being the key that asks for it: it is recorded as
 /// cancelled by `by`. It succeeds for one of all who take it, be it to run it or to cancel it.
-pub fn cancel_unbegun(fire: &Fire, task: Option<Task>, asked_by: &str, by: &str, now: Timestamp, note: Op) -> Txn {
+pub fn cancel_unbegun(
+    fire: &Fire,
+    task: Option<Task>,
+    asked_by: &str,
+    by: &str,
+    now: Timestamp,
+    note: Op,
+) -> Txn {
     let record = Record {
         task: task.map(Box::new),
         ..Record::unrun(

@@ -407,7 +407,8 @@ mod tests {
         }
 
         async fn sync(&self, jobs: &[Job], ago: i64) {
-            let wanted = Wanted { source: "s".parse().unwrap(), jobs: jobs.to_vec(), limits: BTreeMap::new() };
+            let wanted =
+                Wanted { source: "s".parse().unwrap(), jobs: jobs.to_vec(), limits: BTreeMap::new() };
             let outlook = sync::look(&self.store, &wanted).await.unwrap();
             sync::apply(&self.store, &wanted, outlook, "ann@laptop", self.ago(ago)).await.unwrap();
         }

@@ -116,12 +116,11 @@ async fn ask(store: &Store, fire: &Fire, request: &CancelRequest, args: &Args) -
     if !reply.got(0).is_empty() {
         let key = keys::cancel_request(fire);
         // Safe when several ask: the first counts. And none is left behind: it is there only with the lock.
-        let txn = Txn::when([Compare::present(keys::lock(fire))])
-            .then([
-                Txn::when([Compare::absent(key.as_str())])
-                    .then([Op::put(key.as_str(), values::encode(request)), note()])
-                    .into(),
-            ]);
+        let txn = Txn::when([Compare::present(keys::lock(fire))]).then([Txn::when([Compare::absent(
+            key.as_str(),
+        )])
+        .then([Op::put(key.as_str(), values::encode(request)), note()])
+        .into()]);
         let asked = act_on(store, request.at, txn).await?;
         return Ok(if asked.succeeded { Asked::Done(State::Cancelling) } else { Asked::Moved });
     }
@@ -137,7 +136,10 @@ async fn ask(store: &Store, fire: &Fire, request: &CancelRequest, args: &Args) -
     let Some((task, key)) = unbegun else {
         let more = match fire.job.is_of_tasks() {
             true => "`fleetcron tasks` lists what is".to_owned(),
-            false => format!("`fleetcron runs {}` lists what is; what is to come is held back with pause", fire.job),
+            false => format!(
+                "`fleetcron runs {}` lists what is; what is to come is held back with pause",
+                fire.job
+            ),
         };
         return Err(Failure::Asked(format!("nothing is known of {fire}: {more}")));
     };

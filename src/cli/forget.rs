@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::failure::{Failure, say};
 use super::read::{self, Pages, UnderWay};
 use super::{Door, act_on, time};
-use crate::race;
 use crate::act::{self, who};
 use crate::fire::Fire;
 use crate::node::NodeName;
+use crate::race;
 use crate::record::{Outcome, Record, Writer};
 use crate::store::values::{self, Lock, Status};
 use crate::store::{Compare, Entry, Op, Revision, Store, Txn, keys};
@@ -206,14 +206,16 @@ impl Forgetting<'_> {
             Compare::mod_revision(keys::epoch(node), held.epoch),
             Compare::absent(keys::node(node)),
         ])
-        .then([
-            Op::delete(keys::lock(fire)),
-            Op::delete(keys::cancel_request(fire)),
-            Op::put(keys::record(fire), values::encode_record(&record)),
-        ]
-        .into_iter()
-        .chain(race::put_status(held.status.as_ref(), &record))
-        .chain(held.lock.slot().map(|slot| Op::delete(keys::mutex_slot(&slot)))))
+        .then(
+            [
+                Op::delete(keys::lock(fire)),
+                Op::delete(keys::cancel_request(fire)),
+                Op::put(keys::record(fire), values::encode_record(&record)),
+            ]
+            .into_iter()
+            .chain(race::put_status(held.status.as_ref(), &record))
+            .chain(held.lock.slot().map(|slot| Op::delete(keys::mutex_slot(&slot)))),
+        )
         .otherwise([Op::get(keys::record(fire))]);
         let reply = act_on(self.store, self.door.now(), txn).await?;
         let by_us = |entry: &Entry| {

@@ -9,9 +9,7 @@ use super::out::harmless;
 use crate::fire::{Fire, FireId};
 use crate::job::{JobName, MutexName};
 use crate::node::NodeName;
-use crate::store::values::{
-    self, Definition, HoldBack, Lock, LockState, MutexHolder, Status, Unreadable,
-};
+use crate::store::values::{self, Definition, HoldBack, Lock, LockState, MutexHolder, Status, Unreadable};
 use crate::store::{Entry, KeyRange, PageSpec, Revision, Store, StoreError, keys};
 
 /// Reads ranges page by page, so that a listing of any length takes little memory.

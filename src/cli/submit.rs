@@ -17,8 +17,8 @@ use crate::act::{self, who};
 use crate::fire::FireId;
 use crate::job::{
     CatchUp, Command, DEFAULT_HOLD, DEFAULT_KILL_AFTER, DEFAULT_RETRY_DELAY, DEFAULT_RETRY_FACTOR,
-    DEFAULT_RETRY_JITTER, DEFAULT_RETRY_MAX_DELAY, DEFAULT_SHELL, Job, JobName, Keep, MutexName, Overlap, Priority,
-    Promise, Retry, RunOn, Terms,
+    DEFAULT_RETRY_JITTER, DEFAULT_RETRY_MAX_DELAY, DEFAULT_SHELL, Job, JobName, Keep, MutexName, Overlap,
+    Priority, Promise, Retry, RunOn, Terms,
 };
 use crate::node::Selector;
 use crate::queue::{self, LARGEST_TASK, LONGEST_KEY, Submitted};
@@ -130,9 +130,13 @@ pub async fn submit(mut door: Door, args: Args) -> Result<ExitCode, Failure> {
     let stdin = args.stdin.as_deref().map(read_input).transpose()?;
     let command = match (args.command.as_slice(), &args.job) {
         (words, Some(_)) => (None, words.to_vec()),
-        ([], None) => return Err(Failure::usage("there is no command: write it after --, or name a job with --job")),
+        ([], None) => {
+            return Err(Failure::usage("there is no command: write it after --, or name a job with --job"));
+        }
         // As `ssh` and `sh -c` are given one.
-        ([text], None) if text.contains(char::is_whitespace) => (Some(OneOrMany::One(text.clone())), Vec::new()),
+        ([text], None) if text.contains(char::is_whitespace) => {
+            (Some(OneOrMany::One(text.clone())), Vec::new())
+        }
         (words, None) => (Some(OneOrMany::Many(words.to_vec())), Vec::new()),
     };
     let written = Written {
@@ -253,7 +257,9 @@ async fn batch(door: &mut Door, args: &Args) -> Result<ExitCode, Failure> {
                 door.out.flush()?;
                 let again = match &args.batch_id {
                     Some(id) => format!("send it again with --batch-id {id}: nothing is put in twice"),
-                    None => "those printed are in the queue; with --batch-id it could be sent again".to_owned(),
+                    None => {
+                        "those printed are in the queue; with --batch-id it could be sent again".to_owned()
+                    }
                 };
                 say(format_args!("{put_in} of {all} tasks were submitted; {again}"));
                 return Err(failure);
@@ -279,10 +285,13 @@ fn new_id(ids: &mut Generator, now: Timestamp) -> Result<Ulid, Failure> {
 async fn again_of(store: &Store, text: &str, now: Timestamp) -> Result<Task, Failure> {
     let fire = read::fire(text)?.filter(|fire| matches!(fire.id, FireId::Task(_)));
     let Some(fire) = fire else {
-        return Err(Failure::usage(format!("{text} is no task: they are named t-<ULID>, `fleetcron tasks` lists them")));
+        return Err(Failure::usage(format!(
+            "{text} is no task: they are named t-<ULID>, `fleetcron tasks` lists them"
+        )));
     };
     let Some(entry) = store.get(&keys::record(&fire)).await? else {
-        let is_there = store.get(&keys::lock(&fire)).await?.is_some() || queue::find(store, &fire).await?.is_some();
+        let is_there =
+            store.get(&keys::lock(&fire)).await?.is_some() || queue::find(store, &fire).await?.is_some();
         return Err(Failure::Asked(match is_there {
             true => format!("{} has not ended yet", fire.id),
             false => format!("nothing is known of {}", fire.id),
@@ -457,8 +466,9 @@ fn due(at: Option<&str>, in_: Option<&str>, now: Timestamp) -> Result<Timestamp,
     let due = match (at, in_) {
         (Some(_), Some(_)) => return Err("it has both at and in".to_owned()),
         (None, None) => return Ok(now.trunc_subsecs(3)),
-        (Some(text), None) => time::instant(text, now, &Zone::utc(), Toward::Future)
-            .map_err(|why| format!("at: {why}"))?,
+        (Some(text), None) => {
+            time::instant(text, now, &Zone::utc(), Toward::Future).map_err(|why| format!("at: {why}"))?
+        }
         (None, Some(text)) => humantime::parse_duration(text)
             .ok()
             .and_then(|duration| now.checked_add_signed(TimeDelta::from_std(duration).ok()?))
@@ -517,8 +527,15 @@ impl Checked {
         if self.at_most_once {
             job.promise = Promise::AtMostOnce;
         }
-        let task =
-            Task { id, job, of: self.job, due: self.due, by: by.to_owned(), queue: self.queue, key: self.key };
+        let task = Task {
+            id,
+            job,
+            of: self.job,
+            due: self.due,
+            by: by.to_owned(),
+            queue: self.queue,
+            key: self.key,
+        };
         let size = queue::size(&task);
         if size > LARGEST_TASK {
             let hint = "put what is large into a file that the nodes can read";
@@ -529,7 +546,11 @@ impl Checked {
 }
 
 /// The job as it is defined now.
-async fn definition(store: &Store, jobs: &mut BTreeMap<JobName, Job>, name: &JobName) -> Result<Job, Failure> {
+async fn definition(
+    store: &Store,
+    jobs: &mut BTreeMap<JobName, Job>,
+    name: &JobName,
+) -> Result<Job, Failure> {
     if let Some(job) = jobs.get(name) {
         return Ok(job.clone());
     }

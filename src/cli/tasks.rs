@@ -123,7 +123,9 @@ pub async fn tasks(mut door: Door, args: &Args) -> Result<ExitCode, Failure> {
     let mut rows = Vec::new();
     if wants(State::Running) || wants(State::Pending) {
         let begun = begun(&store).await?;
-        rows.extend(begun.into_iter().filter(|(state, row)| wants(*state) && is_of_queue(row)).map(|(_, row)| row));
+        rows.extend(
+            begun.into_iter().filter(|(state, row)| wants(*state) && is_of_queue(row)).map(|(_, row)| row),
+        );
     }
     if wants(State::Pending) {
         let mut waiting = waiting(&store, limit, is_of_queue).await?;

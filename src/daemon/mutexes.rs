@@ -133,7 +133,9 @@ impl Mutexes {
                     let Some((mutex, source)) = keys::limit_of(&key) else { continue };
                     let limit = entry.map(|entry| values::decode::<MutexLimit>(&entry.key, &entry.value));
                     match limit {
-                        Some(Ok(limit)) => _ = self.places.entry(mutex).or_default().insert(source, limit.slots),
+                        Some(Ok(limit)) => {
+                            _ = self.places.entry(mutex).or_default().insert(source, limit.slots)
+                        }
                         Some(Err(error)) => warn!(%error, "a limit is passed over"),
                         None => _ = self.places.get_mut(&mutex).map(|said| said.remove(&source)),
                     }
@@ -223,8 +225,11 @@ impl Daemon {
         self.chores.spawn(clock.bind(async move {
             let registration = standing.registration().await;
             // Not of a fire that is decided: nobody would take it out before this node's lease ends.
-            let put = Txn::when([Compare::absent(record), Compare::absent(lock)])
-                .then([Op::put_on(key, value, registration.lease())]);
+            let put = Txn::when([Compare::absent(record), Compare::absent(lock)]).then([Op::put_on(
+                key,
+                value,
+                registration.lease(),
+            )]);
             if let Err(error) = store.txn(put).await {
                 // It is put again when it is looked at next; until then the fire has no place among those who wait.
                 debug!(%error, "a wait for a mutex could not be told");
@@ -299,7 +304,8 @@ impl Daemon {
 
     /// Lets go of a job's fires.
     pub(super) fn stop_waiting_for_mutexes(&mut self, job: &JobName) {
-        let theirs: Vec<Fire> = self.mutexes.waiting.keys().filter(|fire| fire.job == *job).cloned().collect();
+        let theirs: Vec<Fire> =
+            self.mutexes.waiting.keys().filter(|fire| fire.job == *job).cloned().collect();
         for fire in theirs {
             self.give_mutex_up(&fire);
         }

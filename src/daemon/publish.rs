@@ -102,7 +102,9 @@ impl Files {
         let texts: Vec<_> =
             found.files.iter().map(|file| SourceFile { path: &file.path, text: &file.text }).collect();
         let (wanted, named) = match jobfile::parse(&texts) {
-            Ok(files) => (Wanted { source: files.source, jobs: files.jobs, limits: files.limits }, files.source_named),
+            Ok(files) => {
+                (Wanted { source: files.source, jobs: files.jobs, limits: files.limits }, files.source_named)
+            }
             Err(mistakes) => return Told::Unusable { ignored, why: mistakes.to_string() },
         };
         if !found.are_whole() || (wanted.jobs.is_empty() && !named) {

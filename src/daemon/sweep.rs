@@ -20,9 +20,9 @@ use crate::guard::FolderName;
 use crate::job::{JobName, Keep};
 use crate::run::Place;
 use crate::schedule::Timestamp;
-use crate::warden;
 use crate::store::values::Definition;
 use crate::store::{MOST_OPS, Op, Store, Txn, keys};
+use crate::warden;
 
 const EVERY: Duration = Duration::from_secs(3600);
 

@@ -297,7 +297,8 @@ impl Daemon {
         self.queue.next = self.queue.next.filter(|next| *next > now);
         let (store, tell, clock) = (self.place.store.clone(), self.news.0.clone(), self.options.clock);
         self.chores.spawn(clock.bind(async move {
-            let found = look(&store, now).await.map_err(|error| debug!(%error, "the queue could not be looked into"));
+            let found =
+                look(&store, now).await.map_err(|error| debug!(%error, "the queue could not be looked into"));
             let _ = tell.send(News::Tasks(found.ok())).await;
         }));
     }
@@ -357,7 +358,8 @@ impl Daemon {
     /// Takes the first task, if it comes before a fire of this priority that waits for a slot. False: there is none.
     pub(super) fn take_task_before(&mut self, waiting: Option<Priority>) -> bool {
         let first = self.first_task(self.options.clock.since_boot());
-        let Some(order) = first.filter(|order| waiting.is_none_or(|waiting| order.priority.0 > waiting)) else {
+        let Some(order) = first.filter(|order| waiting.is_none_or(|waiting| order.priority.0 > waiting))
+        else {
             if waiting.is_none() {
                 self.look_into_queue();
             }

@@ -76,7 +76,11 @@ pub(super) type Looked = Vec<(Ward, Result<Settled, StoreError>)>;
 
 impl Wards {
     pub fn new(now: Timestamp) -> Wards {
-        Wards { prune_rest_at: now + PRUNE_REST_AFTER, prune_tasks_at: now + PRUNE_TASKS_EVERY, ..Wards::default() }
+        Wards {
+            prune_rest_at: now + PRUNE_REST_AFTER,
+            prune_tasks_at: now + PRUNE_TASKS_EVERY,
+            ..Wards::default()
+        }
     }
 
     /// The next look.
@@ -359,8 +363,7 @@ impl Daemon {
     fn see_to_open(&mut self, job: &JobName, lane: &Lane, open: Timestamp) {
         let Some(planned) = self.planner.get(job) else { return };
         let fire = Fire { job: job.clone(), lane: lane.clone(), id: FireId::scheduled(open) };
-        let can_run =
-            planned.owes(open) && self.fleet.can_run(&planned.job) && !self.waits_for_mutex(&fire);
+        let can_run = planned.owes(open) && self.fleet.can_run(&planned.job) && !self.waits_for_mutex(&fire);
         if can_run && self.hands.len() < self.options.slots as usize {
             debug!(%job, fire = %fire.id, "nobody has claimed it, its warden does");
             self.race_for(fire);

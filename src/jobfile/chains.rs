@@ -16,12 +16,14 @@ pub(super) fn check(jobs: &[Job], spots: &BTreeMap<JobName, Spot>, found: &mut F
         for before in job.after.iter().flat_map(|after| &after.jobs) {
             match by_name.get(before) {
                 Some(before) if before.run_on == RunOn::EveryNode => {
-                    let message = format!("after names {}, which runs on every node", quoted(before.name.as_str()));
+                    let message =
+                        format!("after names {}, which runs on every node", quoted(before.name.as_str()));
                     found.mistake(spot, message, "only the end of a run on one node sets others off");
                 }
                 Some(_) => {}
                 None => {
-                    let message = format!("after names {}, which is not in these files", quoted(before.as_str()));
+                    let message =
+                        format!("after names {}, which is not in these files", quoted(before.as_str()));
                     found.warning(spot, message, "it is waited for if another source has it");
                 }
             }

@@ -56,7 +56,8 @@ impl Plan {
     /// The same with the limits that the store has and that the files say.
     pub fn with_limits(mut self, old: &BTreeMap<MutexName, u32>, new: &BTreeMap<MutexName, u32>) -> Plan {
         let names: std::collections::BTreeSet<_> = old.keys().chain(new.keys()).collect();
-        let changed = names.into_iter().map(|name| (name.clone(), old.get(name).copied(), new.get(name).copied()));
+        let changed =
+            names.into_iter().map(|name| (name.clone(), old.get(name).copied(), new.get(name).copied()));
         self.limits = changed.filter(|(_, old, new)| old != new).collect();
         self
     }

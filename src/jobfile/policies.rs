@@ -334,7 +334,11 @@ fn after(field: &Field<'_>, found: &mut Found) -> Option<At<After>> {
             }
             name => {
                 let spot = Spot::new(field.spot.file, key.span());
-                found.mistake(&spot, format!("unknown key {} in after", quoted(name)), "after has all or any, and on");
+                found.mistake(
+                    &spot,
+                    format!("unknown key {} in after", quoted(name)),
+                    "after has all or any, and on",
+                );
                 is_good = false;
             }
         }
@@ -362,7 +366,11 @@ fn job_names(field: &Field<'_>, found: &mut Found) -> Option<BTreeSet<JobName>> 
         match text.value.parse::<JobName>() {
             Ok(name) if !name.is_of_tasks() => _ = names.insert(name),
             _ => {
-                found.mistake(&text.spot, format!("bad job name: {}", quoted(&text.value)), &*name_hint(&text.value));
+                found.mistake(
+                    &text.spot,
+                    format!("bad job name: {}", quoted(&text.value)),
+                    &*name_hint(&text.value),
+                );
             }
         }
     }

@@ -55,7 +55,6 @@ impl Chains {
     /// What the end that a record tells of sets off, or brings nearer. Waits until the store has told its jobs: what a
     /// node finds ended at its start sets others off too.
     pub async fn links(&self, record: &Record) -> Links {
-        fail_point!("chain.known");
         // The sender lives as long as this.
         _ = self.are_known.subscribe().wait_for(|are_known| *are_known).await;
         let known = self.jobs.read().expect("nobody panics holding it");

@@ -13,13 +13,13 @@ use crate::fire::{Fire, FireId, Lane};
 use crate::job::{JobName, MutexName, Overlap, Slot};
 use crate::mutant;
 use crate::record::{Outcome, Record, Writer};
-use crate::task::Task;
 use crate::store::values::{
     self, CancelRequest, Lock, LockPolicy, LockState, MutexHolder, Status, Unreadable,
 };
 use crate::store::{
     Compare, Entry, Is, KeyRange, Op, Revision, Store, StoreError, Together, Txn, TxnReply, keys,
 };
+use crate::task::Task;
 
 /// A fire that this node could run, with what of its job a claim depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -526,8 +526,10 @@ fn judge(
     let got_mutex = GOT_OTHERS + other_ranges(candidate).len();
     if let (Some((mutex, places)), Some(slot)) = (&candidate.mutex, lock.slot()) {
         let taken = reply.got(got_mutex);
-        let numbers: Vec<u32> =
-            taken.iter().filter_map(|entry| keys::mutex_of(&entry.key).and_then(|(_, number)| number)).collect();
+        let numbers: Vec<u32> = taken
+            .iter()
+            .filter_map(|entry| keys::mutex_of(&entry.key).and_then(|(_, number)| number))
+            .collect();
         let free = (0..*places).find(|number| !numbers.contains(number));
         match free.filter(|_| first(got_mutex + 1).is_none()) {
             Some(number) if number == slot.number => {}

@@ -266,7 +266,8 @@ pub fn queue_parts() -> impl Iterator<Item = KeyRange> {
 /// The place that a key of `queue/` names.
 pub fn task_in_queue(key: &str) -> Option<InQueue> {
     let mut parts = key.strip_prefix("queue/")?.split('/');
-    let (Some(_), Some(priority), Some(last), None) = (parts.next(), parts.next(), parts.next(), parts.next())
+    let (Some(_), Some(priority), Some(last), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
     else {
         return None;
     };

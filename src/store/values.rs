@@ -14,8 +14,9 @@ use sha2::{Digest, Sha256};
 use super::Revision;
 use crate::fire::{Fire, FireId};
 use crate::job::{
-    After, CREDENTIALS, CatchUp, Command, DEFAULT_HOLD, DEFAULT_START_WITHIN, EndsIn, Job, JobName, Keep, Limit,
-    MutexName, Overlap, Priority, Promise, Retry, RetryOn, RunOn, Slot, SourceName, Terms, Thousandths,
+    After, CREDENTIALS, CatchUp, Command, DEFAULT_HOLD, DEFAULT_START_WITHIN, EndsIn, Job, JobName, Keep,
+    Limit, MutexName, Overlap, Priority, Promise, Retry, RetryOn, RunOn, Slot, SourceName, Terms,
+    Thousandths,
 };
 use crate::node::{Labels, NodeName, NodeStart, as_text};
 use crate::record::{Outcome, Past, Record, RunFacts, Span, Usage, Writer};
@@ -958,7 +959,10 @@ impl TaskForm {
             of: self.of.map(|of| of.parse().map_err(|error| name("of", &error))).transpose()?,
             due: self.due,
             by: self.by,
-            queue: self.queue.map(|queue| queue.parse().map_err(|error| name("queue", &error))).transpose()?,
+            queue: self
+                .queue
+                .map(|queue| queue.parse().map_err(|error| name("queue", &error)))
+                .transpose()?,
             key: self.key,
         })
     }

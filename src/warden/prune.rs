@@ -149,7 +149,10 @@ async fn prune_requests(store: &Store, now: Timestamp) -> Result<(), StoreError>
         } else if let Some(fire) = keys::fire_requested(key) {
             delete_when(vec![Compare::present(keys::record(&fire))], key);
             if fire.scheduled_at() < now - ASKED_IN_VAIN_FOR {
-                delete_when(vec![Compare::absent(keys::job(&fire.job)), Compare::absent(keys::lock(&fire))], key);
+                delete_when(
+                    vec![Compare::absent(keys::job(&fire.job)), Compare::absent(keys::lock(&fire))],
+                    key,
+                );
             }
         }
     }
@@ -391,7 +394,9 @@ mod tests {
     #[tokio::test]
     async fn the_epoch_of_a_node_goes_when_nothing_of_its_time_is_left() {
         let store = Sim::new(1).client("a");
-        let start = |ago: i64| crate::node::NodeStart(ulid::Ulid::from_datetime((now() - TimeDelta::days(ago)).into()));
+        let start = |ago: i64| {
+            crate::node::NodeStart(ulid::Ulid::from_datetime((now() - TimeDelta::days(ago)).into()))
+        };
         let epoch = |ago: i64| values::encode(&Epoch::new(start(ago), 1, "i".to_owned()));
         let policy = crate::store::values::LockPolicy {
             promise: crate::job::Promise::AtLeastOnce,

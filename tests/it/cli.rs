@@ -206,7 +206,14 @@ fn unrun(fire: Fire, outcome: Outcome, reason: &str) -> Record {
 }
 
 fn lock(at: Timestamp) -> Vec<u8> {
-    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at, hold: None, retry: None, slot: None, task: None };
+    let policy = LockPolicy {
+        promise: Promise::AtLeastOnce,
+        last_start: at,
+        hold: None,
+        retry: None,
+        slot: None,
+        task: None,
+    };
     values::encode(&Lock::held(node(), node_start(), 2, at, policy))
 }
 

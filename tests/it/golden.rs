@@ -11,8 +11,8 @@ use fleetcron::guard::link::{Answer, Request as Ask};
 use fleetcron::guard::{Ended, RunFolder, Spec};
 use fleetcron::journal::Line;
 use fleetcron::store::values::{
-    self, Act, CancelRequest, ChainState, Definition, Epoch, HoldBack, Lock, MutexHolder, MutexLimit, Presence,
-    Request, SourceState, Status, TaskForm, TaskKey, decode_record, encode_record,
+    self, Act, CancelRequest, ChainState, Definition, Epoch, HoldBack, Lock, MutexHolder, MutexLimit,
+    Presence, Request, SourceState, Status, TaskForm, TaskKey, decode_record, encode_record,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -50,7 +50,13 @@ const ULID: &str = "01ARZ3NDEKTSV4RRFFQ69G5FAV";
 
 #[test]
 fn every_value_of_the_store_reads_back_as_it_was_written() {
-    for name in ["definition-1", "definition-1-least", "definition-1-terms", "definition-1-fleet", "definition-1-chain"] {
+    for name in [
+        "definition-1",
+        "definition-1-least",
+        "definition-1-terms",
+        "definition-1-fleet",
+        "definition-1-chain",
+    ] {
         check(name, |text| Definition::decode("jobs/nightly-db-backup", text).unwrap(), Definition::encode);
     }
     for name in ["record-1", "record-1-unrun", "record-1-usage", "record-1-forgotten", "record-1-chain"] {
@@ -60,7 +66,11 @@ fn every_value_of_the_store_reads_back_as_it_was_written() {
     let task = Fire::task(ULID.parse().unwrap());
     check("record-1-task", |text| decode_record(task.clone(), "k", text).unwrap(), encode_record);
     let read = |text: &[u8]| {
-        let place = format!("queue/{}/9/20261130T020000.123Z-{}", fleetcron::task::shard(ULID.parse().unwrap()), task.id);
+        let place = format!(
+            "queue/{}/9/20261130T020000.123Z-{}",
+            fleetcron::task::shard(ULID.parse().unwrap()),
+            task.id
+        );
         TaskForm::decode(&place, text).unwrap()
     };
     check("task-1", read, |task| values::encode(&TaskForm::of(task)));
@@ -134,6 +144,10 @@ fn the_digest_of_a_source_is_the_same_in_every_release() {
     let jobs = ["definition-1", "definition-1-least"]
         .map(|name| Definition::decode(&format!("jobs/{name}"), &sample(name)).unwrap().job);
     let digest = values::digest(&jobs, &BTreeMap::new());
-    assert_eq!(digest, values::digest(jobs.iter().rev(), &BTreeMap::new()), "the order of the files does not count");
+    assert_eq!(
+        digest,
+        values::digest(jobs.iter().rev(), &BTreeMap::new()),
+        "the order of the files does not count"
+    );
     assert_eq!(digest, "29a983ff70760faefd2989f78e06c3711815337e097fd49e81b6414f43827f16");
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use fleetcron::files::{self, FilesFound, Signature};
 use fleetcron::job::{
-    CatchUp, Command, IoNice, Job, Keep, Limit, Overlap, Priority, Promise, Retry, RetryOn, RunOn, Terms, Thousandths,
+    CatchUp, Command, IoNice, Job, Keep, Limit, Overlap, Priority, Promise, Retry, RetryOn, RunOn, Terms,
+    Thousandths,
 };
 use fleetcron::jobfile::{self, JobFile, Mistakes, SourceFile};
 use fleetcron::node::Selector;

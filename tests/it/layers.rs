@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// layer is allowed of the layers above it.
 const LAYERS: [(&str, &[&str], &[&str]); 5] = [
     // words: plain values, no I/O
-    ("words", &["schedule", "node", "job", "fire", "record"], &[]),
+    ("words", &["schedule", "node", "job", "fire", "task", "record"], &[]),
     // thought: pure functions
     ("thought", &["jobfile", "planner", "placement", "audit"], &["words"]),
     // hands: one piece of the world each; they do not think
@@ -31,7 +31,7 @@ const LAYERS: [(&str, &[&str], &[&str]); 5] = [
         &["words"],
     ),
     // deeds: one step of the flow each
-    ("deeds", &["race", "run", "warden", "act", "sync"], &["words", "thought", "hands"]),
+    ("deeds", &["race", "run", "warden", "queue", "act", "sync"], &["words", "thought", "hands"]),
     // doors: where people come in
     ("doors", &["daemon", "cli"], &["words", "thought", "hands", "deeds"]),
 ];

@@ -177,7 +177,10 @@ pub async fn newest(
 ) -> Result<Newest, Failure> {
     let mut kept = Kept { limit, filter, entries: BTreeMap::new(), unreadable: 0, count: 0 };
     let waits = read::mutex_waits(store).await?;
-    waits.into_iter().filter(|wait| history.has(&wait.fire.job)).for_each(|wait| kept.take(Some(Entry::Waits(wait))));
+    waits
+        .into_iter()
+        .filter(|wait| history.has(&wait.fire.job))
+        .for_each(|wait| kept.take(Some(Entry::Waits(wait))));
     // Locks first: a run that ends between the two is then seen twice rather than not at all, and its record counts.
     Pages::new(store, history.locks()).each(|entry| kept.take(lock_of(&entry).map(Entry::UnderWay))).await?;
     let records = Pages::new(store, history.records());

@@ -29,7 +29,14 @@ impl Desk {
 fn lock_with(hold: Option<u64>) -> Vec<u8> {
     let due = at("2026-11-30T02:00:00Z");
     let hold = hold.map(std::time::Duration::from_millis);
-    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: due, hold, retry: None, slot: None, task: None };
+    let policy = LockPolicy {
+        promise: Promise::AtLeastOnce,
+        last_start: due,
+        hold,
+        retry: None,
+        slot: None,
+        task: None,
+    };
     values::encode(&Lock::held(node(), node_start(), 2, due, policy))
 }
 

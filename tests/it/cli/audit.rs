@@ -368,7 +368,14 @@ fn a_run_file_that_is_still_there_is_read_like_the_journal() {
     desk.write("db-1/runs/hourly,-,20261130T120000Z,1.run", run.map(|line| format!("{line}\n")).concat());
     let rows = desk.audit(1, &["--journals", "db-1"]);
     assert_eq!(rows[1]["finding"], "unrecorded", "{rows:#?}");
-    let policy = LockPolicy { promise: Promise::AtLeastOnce, last_start: at(NOW), hold: None, retry: None, slot: None, task: None };
+    let policy = LockPolicy {
+        promise: Promise::AtLeastOnce,
+        last_start: at(NOW),
+        hold: None,
+        retry: None,
+        slot: None,
+        task: None,
+    };
     let lock = Lock::held(node(), node_start(), 1, at("2026-11-30T12:00:00Z"), policy).with_hold(60_000, 120);
     desk.put([(keys::lock(&hourly(12)), values::encode(&lock))]);
     let rows = desk.audit(0, &["--journals", "db-1"]);

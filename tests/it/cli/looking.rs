@@ -90,6 +90,7 @@ fn jobs_tells_what_is_defined_and_how_it_went() {
                 "paused_reason": null, "paused_until": null, "running": true,
                 "enabled": true, "running_on": ["db-1"], "attempt": 2, "waiting": false,
                 "failures_in_a_row": 1, "skips_in_a_row": 0, "stuck": false, "last_reason": null,
+                "after": [], "mutex": null, "priority": 5, "waits_for": [],
                 "source": "default",
                 "description": "Dump the shop", "owner": null,
             }),
@@ -100,6 +101,7 @@ fn jobs_tells_what_is_defined_and_how_it_went() {
                 "paused_reason": null, "paused_until": null, "running": false,
                 "enabled": false, "running_on": [], "attempt": null, "waiting": false,
                 "failures_in_a_row": 0, "skips_in_a_row": 0, "stuck": false, "last_reason": null,
+                "after": [], "mutex": null, "priority": 5, "waits_for": [],
                 "source": "default",
                 "description": null, "owner": null,
             }),
@@ -167,7 +169,7 @@ fn runs_are_listed_newest_first_with_exit_code_and_signal_apart() {
             "outcome": "failed", "reason": null, "node": "db-1", "attempt": 1,
             "started_at": "2026-11-28T01:00:01Z", "ended_at": "2026-11-28T01:01:01Z", "exit_code": null,
             "signal": "KILL", "fencing_token": 7, "late": false, "last": null, "count": 1,
-            "next_attempt_at": null, "past": [], "claimed_at": "2026-11-28T01:00:00Z",
+            "next_attempt_at": null, "set_off": [], "past": [], "claimed_at": "2026-11-28T01:00:00Z",
             "output_bytes": 0, "output_left_out": 0, "cpu_seconds": null, "peak_memory_bytes": null,
         })
     );

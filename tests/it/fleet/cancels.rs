@@ -4,7 +4,11 @@ use super::*;
 
 async fn with_job(fleet: &Fleet, fields: &str, command: &str) {
     let command = quoted(&fleet.marking(command));
-    fleet.sync(&format!("[jobs.a]\nschedule = '0 0 1 1 *'\ncommand = {command}\nkill_after = '1s'\n{fields}\n")).await;
+    fleet
+        .sync(&format!(
+            "[jobs.a]\nschedule = '0 0 1 1 *'\ncommand = {command}\nkill_after = '1s'\n{fields}\n"
+        ))
+        .await;
 }
 
 fn cancel(fleet: &Fleet, fire: &Fire) -> (i32, String) {
@@ -16,10 +20,17 @@ fn cancel(fleet: &Fleet, fire: &Fire) -> (i32, String) {
 async fn what_runs_is_stopped_with_all_it_started_and_the_record_says_who_asked() {
     for fleet in [Fleet::on_sqlite().await, Fleet::on_etcd(Version::V36).await] {
         let pid = fleet.path("pid");
-        with_job(&fleet, "retry = { attempts = 3, delay = '1s' }", &format!("sleep 1000 & echo $! > {}; wait", pid.display())).await;
+        with_job(
+            &fleet,
+            "retry = { attempts = 3, delay = '1s' }",
+            &format!("sleep 1000 & echo $! > {}; wait", pid.display()),
+        )
+        .await;
         let mut node = fleet.node("n").ready().await;
         let fire = fleet.ask("a").await;
-        fleet.wait_until("it to run", async || fs::read_to_string(&pid).is_ok_and(|text| text.ends_with('\n'))).await;
+        fleet
+            .wait_until("it to run", async || fs::read_to_string(&pid).is_ok_and(|text| text.ends_with('\n')))
+            .await;
         assert_eq!(cancel(&fleet, &fire).0, 0);
         let record = fleet.wait_for_record(&fire).await;
         let reason = record.reason.as_deref().unwrap_or_default();
@@ -45,7 +56,9 @@ async fn what_waits_for_its_next_attempt_gets_none() {
     with_job(&fleet, "retry = { attempts = 3, delay = '10m' }", "exit 5").await;
     let mut node = fleet.node("n").ready().await;
     let fire = fleet.ask("a").await;
-    fleet.wait_until("it to wait", async || fleet.lock(&fire).await.is_some_and(|lock| lock.due.is_some())).await;
+    fleet
+        .wait_until("it to wait", async || fleet.lock(&fire).await.is_some_and(|lock| lock.due.is_some()))
+        .await;
     let (first, second) = (cancel(&fleet, &fire), cancel(&fleet, &fire));
     assert_eq!(first.0, 0, "{first:?}");
     assert!([0, 1].contains(&second.0), "{second:?}");

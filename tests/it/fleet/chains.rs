@@ -31,7 +31,9 @@ async fn is_at_rest(fleet: &Fleet) -> bool {
 
 #[tokio::test]
 async fn a_diamond_runs_its_foot_once_when_both_sides_have_succeeded() {
-    for fleet in [Fleet::on_sqlite().await, Fleet::on_etcd(Version::V34).await, Fleet::on_etcd(Version::V36).await] {
+    for fleet in
+        [Fleet::on_sqlite().await, Fleet::on_etcd(Version::V34).await, Fleet::on_etcd(Version::V36).await]
+    {
         fleet.sync(&diamond(&fleet, "true")).await;
         let (mut one, mut two) = (fleet.node("x").ready().await, fleet.node("y").ready().await);
         for round in 1..=3 {
@@ -123,7 +125,8 @@ async fn a_chain_comes_to_its_end_when_its_nodes_are_killed_at_every_step() {
 fn circles_and_misspelt_names_are_refused_where_they_stand() {
     let check = |text: &str| {
         let files = [SourceFile { path: "jobs.toml", text }];
-        jobfile::parse(&files).map(|parsed| parsed.warnings.iter().map(ToString::to_string).collect::<Vec<_>>())
+        jobfile::parse(&files)
+            .map(|parsed| parsed.warnings.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let circle = "[jobs.a]\nafter = ['c']\ncommand = 'true'\n[jobs.b]\nafter = ['a']\ncommand = 'true'\n\
                   [jobs.c]\nafter = ['b']\ncommand = 'true'\n";

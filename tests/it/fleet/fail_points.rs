@@ -107,6 +107,8 @@ const DRIVES: &[Drive] = &[
     drive("claim.registration", Scheduled, &[], &[]),
     drive("claim.send", Scheduled, &[], &[]),
     drive("claim.answered", Scheduled, &[], &[]),
+    // Another job comes after this one, and after a second.
+    drive("chain.read", Asked, &[], &[]),
     drive("claim.fence", Asked, &["claim.send"], &[AwaitWait, LoseLease, GoOn]),
     drive("claim.pause", Asked, &["claim.send"], &[AwaitWait, LockFile, GoOn]),
     // The claim is refused, nobody hears of it, and the second is refused as well.
@@ -356,7 +358,18 @@ const WAITS_WITHOUT: &[(&str, &str)] = &[
     ),
     ("Err(error) => pause(store, error).await?,", "its only wait is after over.pause"),
     ("pause(store, error).await?;", "the same"),
-    ("if !race::close_orphan(&place.store, standing, &orphan, &record).await? {", "begins with lost.status"),
+    (
+        "if !race::close_orphan(&place.store, standing, &place.chains, &orphan, &mut record).await? {",
+        "begins with lost.status",
+    ),
+    (
+        "let (slot, mut links) = (claim.lock().slot(), chains.links(&record).await);",
+        "waits for the list of jobs",
+    ),
+    ("let (slot, mut links) = (orphan.found.lock.slot(), chains.links(record).await);", "the same"),
+    ("_ = self.are_known.subscribe().wait_for(|are_known| *are_known).await;", "the same"),
+    ("if let Err(error) = links.read(store).await {", "begins with chain.read"),
+    ("wait_or_give_up(store, &record, error, &mut pause).await?;", "its only wait is after finish.pause"),
     ("let found = all_locks(store).await?;", "mine.list and orphans.list are right before the call"),
     (
         "Ok(store.list(keys::locks()).await?.entries.into_iter().filter_map(read).collect())",
@@ -491,7 +504,7 @@ impl World {
         let command = quoted(&self.fleet.marking(more));
         format!(
             "[jobs.once]\nschedule = '0 0 1 1 *'\ncommand = {command}\nhold = '6s'\nkill_after = '1s'\n\
-             {fields}\n"
+             {fields}\n[jobs.later]\nafter = ['once', 'never']\ncommand = 'true'\n"
         )
     }
 

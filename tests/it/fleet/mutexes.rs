@@ -10,7 +10,9 @@ fn alone(fleet: &Fleet, more: &str) -> String {
 
 #[tokio::test]
 async fn jobs_and_tasks_that_share_a_mutex_never_run_together_and_all_run() {
-    for fleet in [Fleet::on_sqlite().await, Fleet::on_etcd(Version::V34).await, Fleet::on_etcd(Version::V36).await] {
+    for fleet in
+        [Fleet::on_sqlite().await, Fleet::on_etcd(Version::V34).await, Fleet::on_etcd(Version::V36).await]
+    {
         let command = quoted(&alone(&fleet, "sleep 0.05"));
         let mut text = String::from("[defaults]\nmutex = 'db1'\noverlap = 'allow'\n");
         for job in 0..5 {
@@ -34,7 +36,9 @@ async fn jobs_and_tasks_that_share_a_mutex_never_run_together_and_all_run() {
             let record = fleet.wait_for_record(fire).await;
             assert_eq!(record.outcome, Outcome::Succeeded, "{record:?}\n{}", fleet.logs());
         }
-        fleet.wait_until("nothing to be left", async || fleet.list(keys::mutexes()).await.entries.is_empty()).await;
+        fleet
+            .wait_until("nothing to be left", async || fleet.list(keys::mutexes()).await.entries.is_empty())
+            .await;
         for node in &mut nodes {
             node.stop(&fleet).await;
         }
@@ -63,7 +67,11 @@ async fn what_waits_says_for_whom_and_who_asked_first_comes_next() {
     let mut waits = Vec::new();
     for job in ["third", "second"] {
         waits.push(fleet.ask(job).await);
-        fleet.wait_until("it to wait", async || fleet.list(keys::mutex_waits(&"db1".parse().unwrap())).await.entries.len() == waits.len()).await;
+        fleet
+            .wait_until("it to wait", async || {
+                fleet.list(keys::mutex_waits(&"db1".parse().unwrap())).await.entries.len() == waits.len()
+            })
+            .await;
     }
     let told = fleet.told(&["jobs", "second"]);
     assert!(told.contains(&format!("waits for mutex db1, which {first} has")), "{told}");
@@ -85,7 +93,13 @@ async fn the_mutex_of_a_lost_node_is_free_when_its_hold_is_over() {
     let text = format!(
         "[defaults]\nmutex = 'db1'\nhold = '6s'\nkill_after = '1s'\npromise = 'at-most-once'\n\
          [jobs.long]\nschedule = '0 0 1 1 *'\ncommand = {}\n[jobs.next]\nschedule = '0 0 1 1 *'\ncommand = {}\n",
-        quoted(&alone(&fleet, &format!("trap 'rmdir {}; exit 1' TERM; while :; do sleep 0.05; done", fleet.path("inside").display()))),
+        quoted(&alone(
+            &fleet,
+            &format!(
+                "trap 'rmdir {}; exit 1' TERM; while :; do sleep 0.05; done",
+                fleet.path("inside").display()
+            )
+        )),
         quoted(&alone(&fleet, "true")),
     );
     fleet.sync(&text).await;

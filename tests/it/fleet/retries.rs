@@ -283,12 +283,22 @@ async fn the_next_attempt_of_an_every_node_job_is_never_made_on_another_node() {
         lost.lose_host();
         fleet.wait_until("the loss to be seen", async || fleet.presence("a").await.is_none()).await;
         // The other one looks at the locks of a lost node at once, and this one is due by then.
-        fleet.wait_until("it to be due", async || chrono::Utc::now() > lock.due.unwrap() + TimeDelta::seconds(2)).await;
+        fleet
+            .wait_until("it to be due", async || {
+                chrono::Utc::now() > lock.due.unwrap() + TimeDelta::seconds(2)
+            })
+            .await;
         assert!(!fleet.records().await.iter().any(of_a), "{}", fleet.logs());
         let mut back = fleet.node("a").ready().await;
-        let record = fleet.wait_for("the record of a", async || fleet.records().await.into_iter().find(of_a)).await;
+        let record =
+            fleet.wait_for("the record of a", async || fleet.records().await.into_iter().find(of_a)).await;
         let run = record.run.as_ref().unwrap();
-        assert_eq!((record.outcome, run.attempt, run.node.as_str()), (Outcome::Succeeded, 2, "a"), "{}", fleet.logs());
+        assert_eq!(
+            (record.outcome, run.attempt, run.node.as_str()),
+            (Outcome::Succeeded, 2, "a"),
+            "{}",
+            fleet.logs()
+        );
         back.stop(&fleet).await;
         other.stop(&fleet).await;
     }
