@@ -318,7 +318,7 @@ async fn claims() {
             .expect("a registration");
     let staying = tokio::spawn(staying);
     let jobs = jobs(&job_texts(CLAIMS, "schedule = '@every 1s'\ncommand = 'true'"));
-    let wanted = Wanted { source: SourceName::default(), jobs };
+    let wanted = Wanted { source: SourceName::default(), jobs, limits: Default::default() };
     let clock = Clock::system();
     let outlook = sync::look(&store, &wanted).await.expect("a look");
     sync::apply(&store, &wanted, outlook, "bench", clock.now()).await.expect("a sync");
@@ -357,7 +357,9 @@ async fn claims() {
                 let (together, mut standing) = (together.clone(), standing.clone());
                 let candidate = Candidate {
                     fire: Fire::new(names[number].clone(), FireId::scheduled(at)),
-                    definition: definitions[number],
+                    basis: fleetcron::race::Basis::Definition(definitions[number]),
+                    mutex: None,
+                    restarts_chain: false,
                     overlap: Overlap::Allow,
                     was: None,
                     policy: LockPolicy {
@@ -365,6 +367,8 @@ async fn claims() {
                         last_start: at,
                         hold: None,
                         retry: None,
+                        slot: None,
+                        task: None,
                     },
                 };
                 async move {
@@ -392,6 +396,7 @@ async fn syncs() {
     let wanted = Wanted {
         source: SourceName::default(),
         jobs: jobs(&job_texts(JOBS, "schedule = '0 2 * * *'\ncommand = 'true'")),
+        limits: Default::default(),
     };
     let (mut bare, mut synced) = (Vec::new(), Vec::new());
     let mut store = etcd.open("/sync").await;

@@ -79,7 +79,8 @@ impl Fleet {
 
     /// Makes the store's jobs equal to these.
     pub async fn sync(&self, text: &str) {
-        let wanted = Wanted { source: SourceName::default(), jobs: crate::jobs(text) };
+        let wanted =
+            Wanted { source: SourceName::default(), jobs: crate::jobs(text), limits: Default::default() };
         let outlook = sync::look(&self.store, &wanted).await.expect("a look");
         sync::apply(&self.store, &wanted, outlook, "bench", Clock::system().now()).await.expect("a sync");
     }

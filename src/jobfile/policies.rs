@@ -374,7 +374,7 @@ fn job_names(field: &Field<'_>, found: &mut Found) -> Option<BTreeSet<JobName>> 
             }
         }
     }
-    (names.len() > 0).then_some(names)
+    (!names.is_empty()).then_some(names)
 }
 
 fn selector(field: &Field<'_>, found: &mut Found) -> Option<Selector> {

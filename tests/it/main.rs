@@ -1,6 +1,7 @@
 //! Everything that is tested from outside, in one binary.
 
 mod cli;
+mod docs;
 mod etcd;
 mod fleet;
 mod golden;
