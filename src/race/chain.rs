@@ -13,7 +13,6 @@ use ulid::Ulid;
 use crate::fail_point;
 use crate::fire::{Fire, FireId};
 use crate::job::{After, EndsIn, Job, JobName};
-use crate::mutant;
 use crate::record::{Outcome, Record};
 use crate::store::values::{self, ChainState, Definition, Request};
 use crate::store::{Compare, Entry, Op, Revision, Store, StoreError, Txn, TxnReply, keys};
@@ -58,7 +57,7 @@ impl Chains {
         // The sender lives as long as this.
         _ = self.are_known.subscribe().wait_for(|are_known| *are_known).await;
         let known = self.jobs.read().expect("nobody panics holding it");
-        let mut links: Vec<Link> = known
+        let links: Vec<Link> = known
             .iter()
             .filter(|(_, (_, after))| counts(after, record))
             .map(|(follower, (definition, after))| Link {
@@ -68,9 +67,6 @@ impl Chains {
                 state: None,
             })
             .collect();
-        if mutant!("chain-forgotten") {
-            links.clear();
-        }
         Links { fire: record.fire.clone(), record: record.clone(), links }
     }
 }
@@ -166,7 +162,6 @@ impl Links {
                     None => Compare::absent(key),
                 }
             });
-            let chain = chain.filter(|_| !mutant!("chain-without-compare"));
             [Some(Compare::mod_revision(keys::job(&link.follower), link.definition)), chain]
         };
         self.links.iter().flat_map(of).flatten().collect()

@@ -1,7 +1,6 @@
 //! The promises, checked against the true story and what the store holds at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -62,7 +61,7 @@ fn at_most_once_starts_once(runs: &[Run], found: &mut Vec<Violation>) {
     }
 }
 
-/// Of one fire; and of one lane whose job does not allow it.
+/// Of one fire; of one lane whose job does not allow it; and of those that share a mutex.
 fn no_two_overlap(runs: &[Run], found: &mut Vec<Violation>) {
     let mut lanes: BTreeMap<String, Vec<&Run>> = BTreeMap::new();
     for run in runs {
@@ -71,6 +70,9 @@ fn no_two_overlap(runs: &[Run], found: &mut Vec<Violation>) {
             false => format!("{}/{}", run.fire.job, run.fire.lane),
         };
         lanes.entry(lane).or_default().push(run);
+        if jobs::kind_of(&run.fire.job).mutex {
+            lanes.entry("the mutex".to_owned()).or_default().push(run);
+        }
     }
     for (lane, runs) in lanes {
         let mut awake: Vec<(Duration, Duration, &Run)> =

@@ -12,6 +12,8 @@ pub struct Kind {
     /// Whether its fires may overlap.
     pub allow: bool,
     pub at_most_once: bool,
+    /// Whether its fires exclude those of all others that share it.
+    pub mutex: bool,
     /// How long its commands run, in milliseconds.
     pub length: (u64, u64),
     /// The hold and the schedule that it begins with; both are edited.
@@ -26,7 +28,12 @@ const fn kind(
     hold: u64,
     length: (u64, u64),
 ) -> Kind {
-    Kind { name, allow, at_most_once, length, hold: Duration::from_secs(hold), schedule }
+    Kind { name, allow, at_most_once, mutex: false, length, hold: Duration::from_secs(hold), schedule }
+}
+
+/// The same, and it shares a mutex with others of its kind.
+const fn sharing(kind: Kind) -> Kind {
+    Kind { mutex: true, ..kind }
 }
 
 const SKIP: bool = false;
@@ -42,6 +49,8 @@ pub const KINDS: &[Kind] = &[
     kind("free", "@every 75s", (ALLOW, AT_MOST_ONCE), 10, (1_000, 60_000)),
     kind("cron", "* * * * *", (SKIP, AT_LEAST_ONCE), 20, (500, 50_000)),
     kind("long", "*/3 * * * *", (SKIP, AT_LEAST_ONCE), 10, (60_000, 300_000)),
+    sharing(kind("one", "@every 55s", (SKIP, AT_LEAST_ONCE), 10, (1_000, 25_000))),
+    sharing(kind("other", "@every 65s", (SKIP, AT_LEAST_ONCE), 10, (1_000, 25_000))),
     // Asked for by hand, for the most part.
     kind("hand", "*/10 * * * *", (SKIP, AT_LEAST_ONCE), 10, (500, 20_000)),
 ];
@@ -73,7 +82,7 @@ pub fn wanted(jobs: &[Defined]) -> Wanted {
                     keep = { records = 100000, days = 3650, output = '1MiB' }\n"
         .to_owned();
     for job in jobs.iter().filter(|job| job.there) {
-        let Kind { name, allow, at_most_once, schedule, .. } = &KINDS[job.kind];
+        let Kind { name, allow, at_most_once, mutex, schedule, .. } = &KINDS[job.kind];
         let schedule = match schedule.strip_prefix("@every ").and_then(|every| every.strip_suffix('s')) {
             Some(every) => format!("@every {}s", every.parse::<u64>().expect("seconds") + job.slower),
             None => (*schedule).to_owned(),
@@ -85,8 +94,11 @@ pub fn wanted(jobs: &[Defined]) -> Wanted {
              promise = '{promise}'\nhold = '{}s'\n",
             job.hold
         ));
+        if *mutex {
+            text.push_str("mutex = 'shared'\n");
+        }
     }
     let files = [SourceFile { path: "jobs.toml", text: &text }];
     let parsed = jobfile::parse(&files).unwrap_or_else(|mistakes| panic!("{mistakes}"));
-    Wanted { source: parsed.source, jobs: parsed.jobs }
+    Wanted { source: parsed.source, jobs: parsed.jobs, limits: parsed.limits }
 }
